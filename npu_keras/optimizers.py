@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Keras 3 optimizers with Ascend's names: wrappers around any Keras 3 optimizer."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from npu_keras.host import PACKAGE, revive
+from npu_keras.loss_scale import FixedLossScaleManager, LossScaleManager
+from npu_keras.overflow import INF_NAN
+from npu_keras.wrapper import WrapperHost
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class NPULossScaleOptimizer(WrapperHost):
+    """Scales the loss, and skips a step whose gradients overflowed.
+
+    Args:
+        opt: the Keras 3 optimizer that updates the weights.
+        loss_scale_manager: how the loss scale moves: `FixedLossScaleManager` or
+            `ExponentialUpdateLossScaleManager`, or your own `LossScaleManager`.
+        is_distributed: whether ranks decide together about an overflow.
+        overflow_mode: `"inf_nan"` (IEEE 754) or `"saturation"` (hardware that clamps).
+
+    Raises:
+        TypeError: if `opt` scales the loss already, belongs to another wrapper, or is no Keras 3
+            optimizer.
+        ValueError: for an unknown `overflow_mode`.
+
+    Example:
+
+    ```python
+    manager = npu_keras.ExponentialUpdateLossScaleManager(2**15, incr_every_n_steps=2000)
+    optimizer = npu_keras.NPULossScaleOptimizer(keras.optimizers.Adam(1e-3), manager)
+    model.compile(optimizer, loss="mse")
+    ```
+    """
+
+    def __init__(
+        self,
+        opt: keras.optimizers.Optimizer,
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool = False,
+        *,
+        overflow_mode: str = INF_NAN,
+    ) -> None:
+        self._init_wrapper(opt, loss_scale_manager, overflow_mode, f"{type(self).__name__}")
+        self.is_distributed = bool(is_distributed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON-safe."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "opt": serialize(self.inner_optimizer),
+            "loss_scale_manager": serialize(self.loss_scale_manager),
+            "is_distributed": self.is_distributed,
+            "overflow_mode": self.overflow_mode,
+        }
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class NPUOptimizer(WrapperHost):
+    """Loss scaling and distributed gradient aggregation in one optimizer, each by a flag.
+
+    Args:
+        opt: the Keras 3 optimizer that updates the weights.
+        loss_scale_manager: how the loss scale moves; needed with `is_loss_scale=True`.
+        is_distributed: whether gradients are aggregated over ranks.
+        is_loss_scale: whether the loss is scaled and a step that overflowed is skipped.
+        is_tailing_optimization: whether the last part of the aggregation overlaps the update;
+            only with `is_distributed=True`.
+        name: name of the optimizer; by default `"NPUOptimizer"` and the class name of `opt`.
+        overflow_mode: `"inf_nan"` (IEEE 754) or `"saturation"` (hardware that clamps).
+
+    Raises:
+        ValueError: for `is_loss_scale=True` without a manager, or an unknown `overflow_mode`.
+        TypeError: if `opt` scales the loss already, belongs to another wrapper, or is no Keras 3
+            optimizer.
+
+    Example:
+
+    ```python
+    manager = npu_keras.ExponentialUpdateLossScaleManager(
+        init_loss_scale=2**32, incr_every_n_steps=1000, decr_ratio=0.5
+    )
+    optimizer = npu_keras.NPUOptimizer(keras.optimizers.Adam(1e-3), manager, is_loss_scale=True)
+    model.compile(optimizer, loss="mse")
+    ```
+    """
+
+    def __init__(
+        self,
+        opt: keras.optimizers.Optimizer,
+        loss_scale_manager: LossScaleManager | None = None,
+        is_distributed: bool = False,
+        is_loss_scale: bool = False,
+        is_tailing_optimization: bool = False,
+        name: str | None = None,
+        *,
+        overflow_mode: str = INF_NAN,
+    ) -> None:
+        manager = _manager_in_force(loss_scale_manager, is_loss_scale)
+        name = name or f"NPUOptimizer{type(opt).__name__}"
+        self._init_wrapper(opt, manager, overflow_mode, name, scales=bool(is_loss_scale))
+        self._given_manager = loss_scale_manager
+        self.is_distributed = bool(is_distributed)
+        self.is_loss_scale = bool(is_loss_scale)
+        self.is_tailing_optimization = bool(is_tailing_optimization)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates all variables of the optimizer.
+
+        Args:
+            variables: the variables to be trained.
+        """
+        if not self.built and not self.is_loss_scale and self._compute_dtype() == "float16":
+            warnings.warn(
+                "The dtype policy computes in float16, but NPUOptimizer has is_loss_scale=False: "
+                "nothing guards small gradients from becoming 0, nor the weights from infinities. "
+                "Pass a `loss_scale_manager` and `is_loss_scale=True`.",
+                stacklevel=2,
+            )
+        super().build(variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON-safe."""
+        serialize = keras.saving.serialize_keras_object
+        manager = self._given_manager
+        return {
+            "opt": serialize(self.inner_optimizer),
+            "loss_scale_manager": None if manager is None else serialize(manager),
+            "is_distributed": self.is_distributed,
+            "is_loss_scale": self.is_loss_scale,
+            "is_tailing_optimization": self.is_tailing_optimization,
+            "name": self.name,
+            "overflow_mode": self.overflow_mode,
+        }
+
+
+def _manager_in_force(manager: LossScaleManager | None, is_loss_scale: bool) -> LossScaleManager:
+    if is_loss_scale and manager is None:
+        raise ValueError(
+            "`is_loss_scale=True` needs a `loss_scale_manager`, for example "
+            "`ExponentialUpdateLossScaleManager(2**15, incr_every_n_steps=2000)`. "
+            "Received: loss_scale_manager=None"
+        )
+    if is_loss_scale:
+        return manager
+    if manager is not None:
+        warnings.warn(
+            "`loss_scale_manager` has no effect without `is_loss_scale=True`.", stacklevel=3
+        )
+    return FixedLossScaleManager(1, enable_overflow_check=False)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a training step, written once and used by every flavour.
+
+1. `scale_loss`: the loss, in float32, times the loss scale.
+2. backward, by the host.
+3. aggregation of the scaled gradients over ranks or replicas.
+4. one decision: did anyone overflow?
+5. unscale, in float32.
+6. the host's own update (clipping, weight decay, moving averages), or nothing at all.
+7. the manager's transition, and a journal entry if something happened.
+"""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_keras._upstream import in_xla
+from npu_keras.journal import Blame, no_blame, record
+from npu_keras.loss_scale import LossScaleManager, ScaleState
+from npu_keras.overflow import Gradient, OverflowCheck
+from npu_keras.protection import Protection
+from npu_keras.state import StepState
+
+TF_NAMESPACE = SimpleNamespace(where=tf.where, minimum=tf.minimum, maximum=tf.maximum)
+"""The `xp` of `LossScaleManager.next_state` for TensorFlow tensors."""
+
+NARROW = (tf.float16, tf.bfloat16)
+
+
+class Step(NamedTuple):
+    """What the steps of one optimizer consist of.
+
+    Attributes:
+        manager: how the loss scale moves.
+        check: how an overflow is recognised.
+        state: the variables.
+        protection: values that a skipped step puts back.
+    """
+
+    manager: LossScaleManager
+    check: OverflowCheck
+    state: StepState
+    protection: Protection
+
+
+class GradientList(NamedTuple):
+    """The gradients that exist, and the position of each among the trained variables."""
+
+    gradients: list[Gradient]
+    positions: list[int]
+
+
+def scale_loss(loss: Any, loss_scale: Any) -> tf.Tensor:
+    """Multiplies the loss by the loss scale, in float32 at least.
+
+    In float16 the product would overflow by itself: 2**32 alone is beyond its 65504.
+
+    Args:
+        loss: scalar or tensor of any real dtype, or a Python number.
+        loss_scale: float32 scalar.
+
+    Returns:
+        A tensor of the loss' shape; float32, or float64 for a float64 loss.
+    """
+    loss = tf.convert_to_tensor(loss)
+    if loss.dtype != tf.float64:
+        loss = tf.cast(loss, tf.float32)
+    return loss * tf.cast(loss_scale, loss.dtype)
+
+
+def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
+    """Divides a gradient by the loss scale, in float32 at least.
+
+    A division and not a product with the reciprocal: the reciprocal of a scale above 2**126 is a
+    denormal number, which most devices flush to zero.
+
+    Args:
+        gradient: tensor or IndexedSlices of any shape; IndexedSlices stay sparse.
+        loss_scale: float32 scalar.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        values = unscale(gradient.values, loss_scale)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if gradient.dtype in NARROW:
+        gradient = tf.cast(gradient, tf.float32)
+    return gradient / tf.cast(loss_scale, gradient.dtype)
+
+
+def take_step(
+    step: Step,
+    present: GradientList,
+    update: Callable[[list[Gradient]], None],
+    *,
+    unscaled: Callable[[list[Gradient], tf.Tensor], list[Gradient]],
+    forward_finite: tf.Tensor,
+) -> None:
+    """Decides, then updates everything or nothing, then moves the scale.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        present: the scaled gradients.
+        update: the host's own update, given unscaled gradients in the order of `present`.
+        unscaled: divides gradients by the loss scale (the host leaves some alone).
+        forward_finite: bool scalar, whether the loss itself was finite.
+    """
+    before = step.state.scale_state()
+    gradients = present.gradients
+
+    def apply() -> Blame:
+        update(unscaled(gradients, before.loss_scale))
+        step.protection.remember()
+        return no_blame()
+
+    def skip() -> Blame:
+        step.protection.restore()
+        return _attribute(step, present, forward_finite)
+
+    if not step.manager.enable_overflow_check:
+        finite, blame = tf.constant(True), apply()
+    else:
+        finite = step.check.finite(gradients)
+        blame = Blame(*tf.cond(finite, apply, skip))
+    _finish(step, before, finite, blame)
+
+
+def _attribute(step: Step, present: GradientList, forward_finite: tf.Tensor) -> Blame:
+    """Names the variables of an overflow, exactly; runs only in skipped steps."""
+    blame, flags = step.check.blame(present.gradients)
+    positions = tf.constant(present.positions, tf.int64)
+    counts = step.state.overflows_by_variable
+    shape = tf.shape(counts, tf.int64)
+    counts.assign_add(tf.scatter_nd(positions[:, None], flags, shape))
+    nobody = tf.constant(-1, tf.int64)
+    first = tf.where(
+        blame.first_bad < 0, nobody, tf.gather(positions, tf.maximum(blame.first_bad, 0))
+    )
+    forward = tf.cast(tf.logical_not(forward_finite), tf.int64)
+    return blame._replace(first_bad=first, forward=forward)
+
+
+def _finish(step: Step, before: ScaleState, finite: tf.Tensor, blame: Blame) -> None:
+    after = _transition(step.manager, before, finite)
+    bad_steps = before.bad_steps + tf.cast(tf.logical_not(finite), before.bad_steps.dtype)
+    step.state.assign_scale_state(after)
+    record(step.state, finite, before.loss_scale, after.loss_scale, bad_steps, blame)
+
+
+def _transition(manager: LossScaleManager, before: ScaleState, finite: tf.Tensor) -> ScaleState:
+    pure = type(manager).next_state is not LossScaleManager.next_state
+    if pure or tf.executing_eagerly() or in_xla():
+        return manager.next_state(before, finite, TF_NAMESPACE)
+    # A manager that keeps its own state may keep it in Python: run it once per step, not per trace.
+    dtypes = [value.dtype for value in before]
+
+    def call(finite: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+        after = manager.next_state(ScaleState(*values), finite, TF_NAMESPACE)
+        return [tf.cast(value, dtype) for value, dtype in zip(after, dtypes, strict=True)]
+
+    after = tf.py_function(call, [finite, *before], dtypes)
+    return ScaleState(*(tf.ensure_shape(value, ()) for value in after))
+
+
+def move_scale(step: Step, finite: Any) -> tf.Tensor:
+    """Makes one transition by hand, as `update_loss_scale` of the managers' interface does.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        finite: bool scalar.
+
+    Returns:
+        The new loss scale, float32 scalar.
+    """
+    finite = tf.cast(finite, tf.bool)
+    after = _transition(step.manager, step.state.scale_state(), finite)
+    step.state.assign_scale_state(after)
+    return tf.convert_to_tensor(step.state.loss_scale)
+
+
+def present_gradients(
+    gradients: Sequence[Gradient | None], positions: Sequence[int]
+) -> GradientList:
+    """Drops None gradients; raises ValueError when none is left.
+
+    Args:
+        gradients: one entry per variable.
+        positions: where each variable stands among the trained ones.
+    """
+    kept = [(g, p) for g, p in zip(gradients, positions, strict=True) if g is not None]
+    if not kept:
+        raise ValueError(
+            "Expected a gradient for at least one variable. Received "
+            f"{len(gradients)} gradients, all None. Check that the loss depends on the "
+            "variables and was computed inside the GradientTape. The loss scale is unchanged."
+        )
+    return GradientList([g for g, _ in kept], [p for _, p in kept])

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step around an inner Keras 3 optimizer: the common part of the wrapper classes."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras.optimizers import LossScaleOptimizer
+
+from npu_keras.host import KerasHost, revive
+
+_owners: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+FORWARDED = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "gradient_accumulation_steps",
+)
+"""Settings that every Keras 3 optimizer has and that only mean something on the inner one."""
+
+
+class WrapperHost(KerasHost):
+    """A loss-scaled step around an inner optimizer, which does the updating."""
+
+    def _init_wrapper(
+        self, opt: Any, manager: Any, overflow_mode: str, name: str, *, scales: bool = True
+    ) -> None:
+        _require_plain_optimizer(opt, type(self).__name__, scales)
+        super(LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = opt
+        self._scales = scales
+        self._init_host(manager, overflow_mode)
+        _claim(opt, self)
+
+    @property
+    def _target(self) -> Any:
+        return self.inner_optimizer
+
+    def _build_target(self, variables: list[Any]) -> None:
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(variables)
+        # What the base class' `build` does, less the slots, which belong to the inner optimizer.
+        self._trainable_variables_indices = {self._var_key(v): i for i, v in enumerate(variables)}
+        self._trainable_variables = variables
+        self.built = True
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state of the loss scale, then the inner optimizer's variables."""
+        return [*self._variables, *self.inner_optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the inner optimizer's weight decay.
+
+        Args:
+            var_list: variables to exclude.
+            var_names: strings; variables whose name contains one are excluded.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies the loss by the loss scale, in float32 at least; see `LossScaleMixin`."""
+        return super().scale_loss(loss) if self._scales else self.inner_optimizer.scale_loss(loss)
+
+    def _takes_raw(self, variable: Any) -> bool:
+        return not self._scales or super()._takes_raw(variable)
+
+    def _warn_if_never_scaled(self) -> None:
+        if self._scales:
+            super()._warn_if_never_scaled()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads variables by position, at once or, before `build`, when it is built.
+
+        Args:
+            store: mapping of position to value.
+        """
+        super().load_own_variables(store)
+        if not self.built:
+            # Keras loads the inner optimizer next, from a copy of the same values, and would warn
+            # that it is not built.
+            self.inner_optimizer.load_own_variables = _nothing
+
+    def _load_pending(self) -> None:
+        vars(self.inner_optimizer).pop("load_own_variables", None)
+        super()._load_pending()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Makes an optimizer from `get_config`'s result, which is left as it is."""
+        config = dict(config)
+        for key in ("opt", "loss_scale_manager"):
+            config[key] = revive(config[key], custom_objects)
+        return cls(**config)
+
+    def __getattr__(self, name: str) -> Any:
+        # Hyperparameters of the inner optimizer, such as `beta_1`, are read through the wrapper.
+        if name.startswith("_") or "inner_optimizer" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner_optimizer, name)
+
+
+def _forwarded(name: str) -> property:
+    def read(self: WrapperHost) -> Any:
+        return getattr(self.inner_optimizer, name)
+
+    def write(self: WrapperHost, value: Any) -> None:
+        if "inner_optimizer" in vars(self):  # not yet in the base class' constructor
+            setattr(self.inner_optimizer, name, value)
+
+    return property(read, write, doc=f"The inner optimizer's `{name}`.")
+
+
+for _name in FORWARDED:
+    setattr(WrapperHost, _name, _forwarded(_name))
+
+
+def _nothing(store: Any) -> None:
+    del store
+
+
+def _claim(opt: Any, owner: Any) -> None:
+    """Makes `owner` the only wrapper of an inner optimizer; TypeError if there is another."""
+    if _owned(opt):
+        gc.collect()  # the other wrapper may be garbage held by a reference cycle
+    if _owned(opt):
+        raise TypeError(
+            f"This {type(opt).__name__} already belongs to another wrapper; two would share its "
+            "slots. Make a new inner optimizer for each wrapper."
+        )
+    _owners[opt] = weakref.ref(owner)
+
+
+def _owned(opt: Any) -> bool:
+    return opt in _owners and _owners[opt]() is not None
+
+
+def _require_plain_optimizer(opt: Any, wrapper: str, scales: bool) -> None:
+    if isinstance(opt, LossScaleOptimizer):
+        raise TypeError(
+            f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
+            f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
+        )
+    if not isinstance(opt, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"`opt` must be a Keras 3 optimizer instance, such as `keras.optimizers.Adam(1e-3)`. "
+            f"{_other_home(opt)}Received: opt={opt!r}"
+        )
+    if scales and opt.loss_scale_factor is not None:
+        raise ValueError(
+            "`opt` has a loss scale of its own, so gradients would be unscaled twice. Leave "
+            f"`loss_scale_factor` out and use `FixedLossScaleManager({opt.loss_scale_factor})`. "
+            f"Received: opt.loss_scale_factor={opt.loss_scale_factor}"
+        )
+
+
+def _other_home(opt: Any) -> str:
+    modules = {base.__module__.split(".")[0] for base in type(opt).__mro__}
+    if "tf_keras" in modules:
+        return "For a tf_keras optimizer use the class of the same name in `npu_keras.tf_keras`. "
+    if "tensorflow" in modules:
+        return "For a `tf.compat.v1.train` optimizer use the class in `npu_keras.v1`. "
+    return ""
