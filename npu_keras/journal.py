@@ -66,7 +66,7 @@ class Snapshot(NamedTuple):
 
 
 class Blame(NamedTuple):
-    """What the exact overflow check found: int64 scalars, and an int64 flag per variable."""
+    """Who and what overflowed in a step: int64 scalars in the order in which they are stored."""
 
     bad_variables: tf.Tensor
     first_bad: tf.Tensor
@@ -74,12 +74,6 @@ class Blame(NamedTuple):
     nans: tf.Tensor
     forward: tf.Tensor
     rank: tf.Tensor
-
-
-def no_blame() -> Blame:
-    """The blame of a step without overflow."""
-    zero, nobody = tf.zeros((), tf.int64), tf.constant(-1, tf.int64)
-    return Blame(zero, nobody, zero, zero, zero, nobody)
 
 
 def record(
@@ -98,7 +92,7 @@ def record(
         before: float32 scalar, the loss scale of this step.
         after: float32 scalar, the loss scale of the next step.
         bad_steps: int64 scalar, overflows counted towards the next back-off, this one included.
-        blame: what the exact check found; `no_blame()` for a finite step.
+        blame: who and what overflowed; all zero, or -1 for nobody, in a finite step.
     """
     state.attempted_steps.assign_add(tf.ones((), tf.int64))
     state.last_step_finite.assign(finite)

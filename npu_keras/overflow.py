@@ -6,12 +6,11 @@ hardware clamps results to the largest finite number and turns NaN into 0, so an
 as a value at the limit of the compute dtype, or only in the device's sticky status register.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
-
-from npu_keras.journal import Blame
 
 INF_NAN, SATURATION = "inf_nan", "saturation"
 OVERFLOW_MODES = (INF_NAN, SATURATION)
@@ -55,7 +54,7 @@ def validate_mode(overflow_mode: str) -> str:
 
 
 class OverflowCheck(NamedTuple):
-    """How one optimizer decides whether a step overflowed.
+    """How one optimizer recognises an overflow.
 
     Attributes:
         mode: `"inf_nan"` or `"saturation"`.
@@ -66,78 +65,78 @@ class OverflowCheck(NamedTuple):
     mode: str
     compute_dtype: str
 
-    def finite(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        """Returns a bool scalar: True when no gradient overflowed.
+    def inspect(self, gradients: Sequence[Gradient]) -> "Finding":
+        """Looks for overflows: one cheap pass, and an exact one only if that raises suspicion.
 
         Args:
-            gradients: tensors or IndexedSlices of any shape and real dtype; no None.
-        """
-        if self.mode == INF_NAN:
-            return _screened(gradients)
-        if _installed_status:
-            return self._status_clear(gradients)
-        return tf.logical_not(tf.reduce_any(self.bad_gradients(gradients)))
-
-    def bad_gradients(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        """Returns a bool vector, one entry per gradient: does it hold an overflow?"""
-        counts = [self._count_bad(gradient) for gradient in gradients]
-        return tf.stack([infs + nans > 0 for infs, nans in counts])
-
-    def blame(self, gradients: Sequence[Gradient]) -> tuple[Blame, tf.Tensor]:
-        """Counts what overflowed, exactly; meant for the branch of a skipped step.
-
-        Args:
-            gradients: as in `finite`; positions in the result are positions in this list.
+            gradients: tensors or IndexedSlices of any shape and dtype; no None.
 
         Returns:
-            The blame, and an int64 vector with a 1 for each gradient that overflowed.
+            A finding with one entry per gradient.
         """
-        counts = [self._count_bad(gradient) for gradient in gradients]
-        infs = tf.stack([pair[0] for pair in counts])
-        nans = tf.stack([pair[1] for pair in counts])
-        bad = infs + nans > 0
-        flags = tf.cast(bad, tf.int64)
-        nobody, zero = tf.constant(-1, tf.int64), tf.zeros((), tf.int64)
-        first = tf.where(tf.reduce_any(bad), tf.argmax(flags), nobody)
-        totals = tf.reduce_sum(flags), tf.reduce_sum(infs), tf.reduce_sum(nans)
-        return Blame(totals[0], first, totals[1], totals[2], zero, nobody), flags
+        flag, suspicious = self._read_status(gradients), self._suspicious(gradients)
+        exact = functools.partial(self._count, gradients)
+        none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
+        infs, nans = tf.unstack(tf.cond(suspicious, exact, none))
+        overflowed = tf.logical_or(flag, tf.reduce_any(infs + nans > 0))
+        return Finding(overflowed, infs, nans)
 
-    def _status_clear(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+    def _suspicious(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        if self.mode == SATURATION and not _installed_status:
+            return tf.constant(True)
+        sums = [_screening_sum(gradient) for gradient in gradients]
+        # A sum with an inf or a NaN in it is never finite, so a finite total clears them all in
+        # one pass that allocates nothing. A sum of finite numbers can overflow by itself.
+        return tf.logical_not(tf.math.is_finite(tf.add_n(sums)))
+
+    def _read_status(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        if self.mode == INF_NAN or not _installed_status:
+            return tf.constant(False)
         # The register covers every operation since the last clear, so it is read only once the
         # gradients exist, and cleared before anything of the next step can run.
         with tf.control_dependencies([_values(gradient) for gradient in gradients]):
             overflowed = tf.identity(_installed_status[0].get())
         with tf.control_dependencies([overflowed]):
             _installed_status[0].clear()
-        return tf.logical_and(tf.logical_not(overflowed), _screened(gradients))
+        return overflowed
 
-    def _count_bad(self, gradient: Gradient) -> tuple[tf.Tensor, tf.Tensor]:
+    def _count(self, gradients: Sequence[Gradient]) -> tf.Tensor:
+        counts = [self._count_one(gradient) for gradient in gradients]
+        return tf.stack([tf.stack(kind) for kind in zip(*counts, strict=True)])
+
+    def _count_one(self, gradient: Gradient) -> tuple[tf.Tensor, tf.Tensor]:
         values = _components(_summed_duplicates(gradient))
         if not values.dtype.is_floating:
             return tf.zeros((), tf.int64), tf.zeros((), tf.int64)
-        nans = tf.math.is_nan(values)
-        bad = tf.abs(values) >= self._limit(values.dtype)
-        return tf.math.count_nonzero(bad), tf.math.count_nonzero(nans)
+        limited = tf.abs(values) >= self._limit(values.dtype)
+        return tf.math.count_nonzero(limited), tf.math.count_nonzero(tf.math.is_nan(values))
 
     def _limit(self, dtype: tf.DType) -> tf.Tensor:
-        if self.mode == INF_NAN:
+        if self.mode == INF_NAN or _installed_status:
             return tf.constant(float("inf"), dtype)
         compute = tf.as_dtype(self.compute_dtype)
         limit = min(compute.max, dtype.max) if compute.is_floating else dtype.max
         return tf.constant(limit, dtype)
 
 
-def _screened(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """The cheap test first: a sum that holds an inf or a NaN is never finite.
+class Finding(NamedTuple):
+    """What an inspection of gradients found.
 
-    A finite total proves every gradient finite in one pass that allocates nothing. A total that is
-    not finite may still be a sum of finite numbers, so only then are the elements looked at.
+    Attributes:
+        overflowed: bool scalar.
+        infs: int64 vector, infinite (saturation mode: saturated) elements of each gradient.
+        nans: int64 vector, NaN elements of each gradient.
     """
-    sums = [_screening_sum(gradient) for gradient in gradients]
-    if not sums:
-        return tf.constant(True)
-    surely_finite = tf.math.is_finite(tf.add_n(sums))
-    return tf.cond(surely_finite, lambda: tf.constant(True), lambda: _all_finite(gradients))
+
+    overflowed: tf.Tensor
+    infs: tf.Tensor
+    nans: tf.Tensor
+
+
+def no_finding(gradient_count: int) -> Finding:
+    """The finding of gradients that nobody looks at."""
+    zeros = tf.zeros((gradient_count,), tf.int64)
+    return Finding(tf.constant(False), zeros, zeros)
 
 
 def _screening_sum(gradient: Gradient) -> tf.Tensor:
@@ -151,11 +150,6 @@ def _screening_sum(gradient: Gradient) -> tf.Tensor:
     if values.dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
     return tf.cast(tf.reduce_sum(values), tf.float32)
-
-
-def _all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    check = OverflowCheck(INF_NAN, "float32")
-    return tf.logical_not(tf.reduce_any(check.bad_gradients(gradients)))
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

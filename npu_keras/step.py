@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_keras._upstream import in_xla
-from npu_keras.journal import Blame, no_blame, record
+from npu_keras.decision import Alone, Decision, decide
+from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
-from npu_keras.overflow import Gradient, OverflowCheck
+from npu_keras.overflow import Gradient, OverflowCheck, no_finding
 from npu_keras.protection import Protection
 from npu_keras.state import StepState
 
@@ -106,45 +107,40 @@ def take_step(
         forward_finite: bool scalar, whether the loss itself was finite.
     """
     before = step.state.scale_state()
-    gradients = present.gradients
+    decision = _decide(step, present, forward_finite)
 
-    def apply() -> Blame:
-        update(unscaled(gradients, before.loss_scale))
+    def apply() -> tf.Tensor:
+        update(unscaled(present.gradients, before.loss_scale))
         step.protection.remember()
-        return no_blame()
+        return tf.constant(True)
 
-    def skip() -> Blame:
+    def skip() -> tf.Tensor:
         step.protection.restore()
-        return _attribute(step, present, forward_finite)
+        step.state.overflows_by_variable.assign_add(decision.bad_variables)
+        return tf.constant(False)
 
-    if not step.manager.enable_overflow_check:
-        finite, blame = tf.constant(True), apply()
+    if step.manager.enable_overflow_check:
+        tf.cond(decision.finite, apply, skip)
     else:
-        finite = step.check.finite(gradients)
-        blame = Blame(*tf.cond(finite, apply, skip))
-    _finish(step, before, finite, blame)
+        apply()
+    _finish(step, before, decision)
 
 
-def _attribute(step: Step, present: GradientList, forward_finite: tf.Tensor) -> Blame:
-    """Names the variables of an overflow, exactly; runs only in skipped steps."""
-    blame, flags = step.check.blame(present.gradients)
-    positions = tf.constant(present.positions, tf.int64)
-    counts = step.state.overflows_by_variable
-    shape = tf.shape(counts, tf.int64)
-    counts.assign_add(tf.scatter_nd(positions[:, None], flags, shape))
-    nobody = tf.constant(-1, tf.int64)
-    first = tf.where(
-        blame.first_bad < 0, nobody, tf.gather(positions, tf.maximum(blame.first_bad, 0))
-    )
-    forward = tf.cast(tf.logical_not(forward_finite), tf.int64)
-    return blame._replace(first_bad=first, forward=forward)
+def _decide(step: Step, present: GradientList, forward_finite: tf.Tensor) -> Decision:
+    count = step.state.overflows_by_variable.shape[0]
+    if step.manager.enable_overflow_check:
+        finding = step.check.inspect(present.gradients)
+    else:
+        finding = no_finding(len(present.gradients))
+    return decide(finding, present.positions, count, forward_finite, Alone())
 
 
-def _finish(step: Step, before: ScaleState, finite: tf.Tensor, blame: Blame) -> None:
+def _finish(step: Step, before: ScaleState, decision: Decision) -> None:
+    finite = decision.finite
     after = _transition(step.manager, before, finite)
     bad_steps = before.bad_steps + tf.cast(tf.logical_not(finite), before.bad_steps.dtype)
     step.state.assign_scale_state(after)
-    record(step.state, finite, before.loss_scale, after.loss_scale, bad_steps, blame)
+    record(step.state, finite, before.loss_scale, after.loss_scale, bad_steps, decision.blame)
 
 
 def _transition(manager: LossScaleManager, before: ScaleState, finite: tf.Tensor) -> ScaleState:
