@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
@@ -205,6 +206,10 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         return variable
 
     def _update(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
+        if self.gradient_accumulation_steps:
+            # Keras 3.15.1 adds them to accumulators of the variables' dtypes without a cast.
+            pairs = zip(gradients, variables, strict=True)
+            gradients = [g if g is None else tf.cast(g, v.dtype) for g, v in pairs]
         self._target.apply(gradients, trainable_variables=variables)
 
     def _position(self, variable: Any) -> int:

@@ -143,17 +143,16 @@ class StepMixin:
         positions = [self._position(variable) for variable in variables]
         present = order.present_gradients(gradients, positions)
         self._warn_if_never_scaled()
-        by_position = dict(zip(positions, range(len(positions)), strict=True))
-        kept = [variables[by_position[position]] for position in present.positions]
+        kept = [index for index, gradient in enumerate(gradients) if gradient is not None]
 
         def update(unscaled: list[Gradient]) -> None:
             every: list[Gradient | None] = [None] * len(variables)
-            for position, gradient in zip(present.positions, unscaled, strict=True):
-                every[by_position[position]] = gradient
+            for index, gradient in zip(kept, unscaled, strict=True):
+                every[index] = gradient
             self._update(every, variables)
 
         def unscaled(gradients: list[Gradient], scale: tf.Tensor) -> list[Gradient]:
-            pairs = zip(gradients, kept, strict=True)
+            pairs = zip(gradients, (variables[index] for index in kept), strict=True)
             return [g if self._takes_raw(v) else order.unscale(g, scale) for g, v in pairs]
 
         order.take_step(
@@ -172,7 +171,8 @@ class StepMixin:
         )
 
     def _note_forward(self, loss: tf.Tensor) -> None:
-        finite = tf.reduce_all(tf.math.is_finite(tf.cast(loss, tf.float32)))
+        loss = loss if loss.dtype.is_floating else tf.cast(loss, tf.float32)
+        finite = tf.reduce_all(tf.math.is_finite(loss))
         earlier = self._forward_finite
         if earlier is not None and _reachable(earlier):
             finite = tf.logical_and(finite, earlier)

@@ -32,12 +32,15 @@ class WrapperHost(KerasHost):
     def _init_wrapper(
         self, opt: Any, manager: Any, overflow_mode: str, name: str, *, scales: bool = True
     ) -> None:
-        _require_plain_optimizer(opt, type(self).__name__, scales)
+        _require_plain_optimizer(opt, type(self).__name__)
         super(LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = opt
         self._scales = scales
         self._init_host(manager, overflow_mode)
         _claim(opt, self)
+        if scales:
+            # The manager's scale takes its place, or gradients would be unscaled twice.
+            opt.loss_scale_factor = None
 
     @property
     def _target(self) -> Any:
@@ -47,8 +50,9 @@ class WrapperHost(KerasHost):
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         # What the base class' `build` does, less the slots, which belong to the inner optimizer.
-        self._trainable_variables_indices = {self._var_key(v): i for i, v in enumerate(variables)}
-        self._trainable_variables = variables
+        # Past `__setattr__`, whose tracking would make the weights variables of the optimizer.
+        indices = {self._var_key(v): i for i, v in enumerate(variables)}
+        vars(self).update(_trainable_variables=variables, _trainable_variables_indices=indices)
         self.built = True
 
     @property
@@ -115,6 +119,14 @@ class WrapperHost(KerasHost):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner_optimizer, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = vars(self).get("inner_optimizer")
+        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if own or name not in getattr(inner, "__dict__", ()):
+            super().__setattr__(name, value)
+        else:
+            setattr(inner, name, value)
+
 
 def _forwarded(name: str) -> property:
     def read(self: WrapperHost) -> Any:
@@ -151,7 +163,7 @@ def _owned(opt: Any) -> bool:
     return opt in _owners and _owners[opt]() is not None
 
 
-def _require_plain_optimizer(opt: Any, wrapper: str, scales: bool) -> None:
+def _require_plain_optimizer(opt: Any, wrapper: str) -> None:
     if isinstance(opt, LossScaleOptimizer):
         raise TypeError(
             f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
@@ -161,12 +173,6 @@ def _require_plain_optimizer(opt: Any, wrapper: str, scales: bool) -> None:
         raise TypeError(
             f"`opt` must be a Keras 3 optimizer instance, such as `keras.optimizers.Adam(1e-3)`. "
             f"{_other_home(opt)}Received: opt={opt!r}"
-        )
-    if scales and opt.loss_scale_factor is not None:
-        raise ValueError(
-            "`opt` has a loss scale of its own, so gradients would be unscaled twice. Leave "
-            f"`loss_scale_factor` out and use `FixedLossScaleManager({opt.loss_scale_factor})`. "
-            f"Received: opt.loss_scale_factor={opt.loss_scale_factor}"
         )
 
 
