@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank this process is, and of how many, read from the environment alone."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
+
+from npu_keras import tf_config
 
 Source = Literal["mpi", "tf_config", "slurm", "ascend", "single"]
 
@@ -12,8 +13,13 @@ _MPI_NAMES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # hydra: MPICH, Intel MPI; also `srun --mpi=pmi2`
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 )
+# Every variable that names a rank; a launcher removes them before it sets its own.
+VARIABLES = (
+    *(name for names in _MPI_NAMES for name in names),
+    *("TF_CONFIG", "SLURM_PROCID", "SLURM_LOCALID", "RANK_ID", "RANK_SIZE", "CM_WORKER_SIZE"),
+)
+STEPS = "NPU_KERAS_STEPS"
 _MAX_CM_WORKERS = 32768
-_TF_ROLES = ("chief", "worker")  # in rank order
 
 
 class Cluster(NamedTuple):
@@ -92,6 +98,24 @@ def find(env: Mapping[str, str] | None = None) -> Cluster:
     local_rank = best.rank if best.local_rank is None else best.local_rank
     workers = next((claim.workers for claim in claims if claim.workers), ())
     return Cluster(best.rank, best.size, local_rank, best.source, workers)
+
+
+def step_limit(env: Mapping[str, str] | None = None) -> int | None:
+    """Reads after how many steps every rank stops: `NPU_KERAS_STEPS`, set by `run --steps`.
+
+    Args:
+        env: mapping of environment variables. Defaults to `os.environ`.
+
+    Returns:
+        A number of steps, at least 1, or `None` if no limit was given.
+
+    Raises:
+        ValueError: if it is not a whole number of 1 or more.
+    """
+    limit = _optional(os.environ if env is None else env, STEPS)
+    if limit == 0:
+        raise ValueError(f"Expected {STEPS} to be 1 or more. Received: 0. Unset it for no limit.")
+    return limit
 
 
 def _check_range(claim: _Claim) -> None:
@@ -191,53 +215,8 @@ def _ascend(env: Mapping[str, str], others: list[_Claim]) -> Iterator[_Claim]:
 
 
 def _tf_config(env: Mapping[str, str]) -> Iterator[_Claim]:
-    text = env.get("TF_CONFIG", "")
-    if not text.strip():
-        return
-    try:
-        config = json.loads(text)
-        cluster = config.get("cluster") or {}
-        jobs = {role: _addresses(cluster[role]) for role in cluster}
-        task = config.get("task") or {}
-        role, index = task.get("type"), int(str(task.get("index", 0)))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            "Expected TF_CONFIG to be JSON such as "
-            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. '
-            f"Received: TF_CONFIG={text!r} ({error}). Correct it, or unset it."
-        ) from error
-    if not jobs:
-        return
-    _check_roles(jobs, role, text)
-    workers = tuple(address for name in _TF_ROLES for address in jobs.get(name, ()))
-    if role not in jobs or not 0 <= index < len(jobs[role]):
-        raise ValueError(
-            f"Expected the task of TF_CONFIG to be one of its cluster, {jobs}. Received: "
-            f"type {role!r}, index {index!r}. Give the task's type and index of this process."
-        )
-    rank = index + (len(jobs.get("chief", ())) if role == "worker" else 0)
-    hosts = [address.rpartition(":")[0] for address in workers]
-    local = hosts[:rank].count(hosts[rank])
-    shown = f"TF_CONFIG with task {role} {index}, rank {rank} of {len(workers)}"
-    yield _Claim("tf_config", rank, len(workers), local, "TF_CONFIG", shown, workers)
-
-
-def _addresses(value: object) -> list[str]:
-    if isinstance(value, list) and all(isinstance(address, str) for address in value):
-        return value
-    raise TypeError(f"a list of 'host:port' strings is needed, not {value!r}")
-
-
-def _check_roles(jobs: Mapping[str, list[str]], role: object, text: str) -> None:
-    if role == "evaluator":
-        raise ValueError(
-            "Expected a task that trains, chief or worker. Received: task type 'evaluator' in "
-            f"TF_CONFIG={text!r}. Start the evaluation without TF_CONFIG."
-        )
-    unknown = sorted({*jobs, *([] if role is None else [str(role)])} - {*_TF_ROLES, "evaluator"})
-    if unknown:
-        raise ValueError(
-            "Expected chief and worker tasks only: gradients are aggregated among workers, "
-            f"without parameter servers. Received: {unknown} in TF_CONFIG={text!r}. "
-            "Start the same processes as workers."
-        )
+    task = tf_config.parse(env.get("TF_CONFIG", ""))
+    if task is not None:
+        size = len(task.workers)
+        text = f"TF_CONFIG with task {task.role} {task.position}, rank {task.rank} of {size}"
+        yield _Claim("tf_config", task.rank, size, task.local_rank, "TF_CONFIG", text, task.workers)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from npu_keras.cluster import Cluster, find
+from npu_keras.cluster import Cluster, find, step_limit
 
 HOSTS = ["a:1000", "b:1000", "b:1001"]
 
@@ -223,13 +223,13 @@ MALFORMED = {
     "task index beyond": ({"TF_CONFIG": tf_config(index=3)}, "type 'worker', index 3"),
     "task index negative": ({"TF_CONFIG": tf_config(index=-1)}, "index -1"),
     "no such task": ({"TF_CONFIG": tf_config("chief")}, "type 'chief'"),
-    "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": HOSTS}})}, "type None"),
+    "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": HOSTS}})}, "type 'None'"),
     "evaluator": ({"TF_CONFIG": tf_config("evaluator")}, "evaluation without TF_CONFIG"),
     "parameter server": (
         {"TF_CONFIG": tf_config("worker", worker=HOSTS, ps=["c:1"])},
         "without parameter servers. Received: ['ps']",
     ),
-    "parameter server task": ({"TF_CONFIG": tf_config("ps")}, "['ps']"),
+    "parameter server task": ({"TF_CONFIG": tf_config("ps", ps=["c:1"])}, "['ps']"),
 }
 
 
@@ -241,6 +241,19 @@ def test_malformed_environments_are_errors(env, part):
     message = str(caught.value)
     assert part in message
     assert "Received" in message
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("env, limit", [({}, None), ({"NPU_KERAS_STEPS": "12"}, 12)])
+def test_step_limit_is_read(env, limit):
+    assert step_limit(env) == limit
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("text", ["0", "-1", "many", ""])
+def test_step_limit_must_be_positive(text):
+    with pytest.raises(ValueError, match="NPU_KERAS_STEPS"):
+        step_limit({"NPU_KERAS_STEPS": text})
 
 
 @pytest.mark.timeout(10)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from npu_keras import cli
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def test_without_arguments_help_is_printed(capsys):
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert "usage: python -m npu_keras" in text
+    assert all(name in text and help_text in text for name, (_, help_text) in cli.COMMANDS.items())
+
+
+def test_unknown_command_is_an_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["fly"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("returned, status", [(None, 0), (3, 3)])
+def test_arguments_go_to_the_module_of_the_command(monkeypatch, returned, status):
+    received = []
+    module = SimpleNamespace(main=lambda argv: received.append(argv) or returned)
+    monkeypatch.setitem(sys.modules, "npu_keras.demo", module)
+    assert cli.main(["demo", "--help", "-n", "2"]) == status
+    assert received == [["--help", "-n", "2"]]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"]])
+def test_tensorflow_is_not_imported(arguments):
+    code = (
+        "import atexit, sys; from npu_keras import cli; "
+        "atexit.register(lambda: print('heavy:', {'tensorflow', 'keras'} & set(sys.modules))); "
+        f"sys.exit(cli.main({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: python -m npu_keras" in done.stdout
+    assert "heavy: set()" in done.stdout
