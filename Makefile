@@ -1,0 +1,67 @@
+# From a fresh clone, with nothing but python3 and make:
+#   make demo         train with loss scaling and draw what happened
+#   make test         every test; FAST=1 for those that need no TensorFlow
+#   make test-oldest  every test on the oldest versions that pyproject.toml allows
+#   make lint         formatting, lint, types, import layers
+#   make clean        remove environments, caches and what the demo wrote
+
+PYTHON ?= python3
+FAST ?=
+VENV := .venv
+OLDEST := .venv-oldest
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+# A process for each folder of tests: what one does to TensorFlow's runtime does not reach the next.
+PURE_TESTS := tests/pure
+ALL_TESTS := $(PURE_TESTS) $(filter-out $(PURE_TESTS), \
+    $(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py)))) $(wildcard tests/test_*.py))
+TESTS := $(if $(FAST),$(PURE_TESTS),$(ALL_TESTS))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-oldest lint clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python -m npu_keras demo
+
+# Every group runs, whatever became of the one before it.
+define run_tests
+@status=0; for group in $(TESTS); do \
+    echo "== $$group"; $(1)/bin/python -m pytest $$group || status=1; \
+done; exit $$status
+endef
+
+test: $(VENV)/.installed
+	$(call run_tests,$(VENV))
+
+test-oldest: $(OLDEST)/.installed
+	$(call run_tests,$(OLDEST))
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)/bin/python -m pip install --quiet -e '.[demo,mpi]' --group test --group lint
+	touch $@
+
+# Only uv can resolve to the lowest versions. The tools of the tests are as new as they come.
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python \
+	    --resolution lowest-direct -e '.[demo,mpi]'
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --group test
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build dist demo .coverage* htmlcov
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find npu_keras tests -name __pycache__ -type d -prune -exec rm -rf {} +
