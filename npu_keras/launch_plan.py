@@ -15,6 +15,13 @@ from npu_keras import cluster, tf_config
 
 FIRST_PORT = 29500  # below the ports that systems give to outgoing connections
 
+_THIS_MACHINE = {
+    "HYDRA_LAUNCHER": "fork",  # MPICH otherwise starts `srun` inside a Slurm allocation
+    "HYDRA_RMK": "user",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5: any number of ranks
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
+}
+
 
 def default_engine() -> str:
     """Names the engine that this environment can start.
@@ -88,7 +95,7 @@ def rank_environment(env: Mapping[str, str], size: int, steps: int | None = None
         ranks.setdefault(name, str(max(1, cores // size)))
     ranks["PYTHONUNBUFFERED"] = "1"
     ranks["TF_GRPC_REUSE_PORT"] = "1"  # seen on TensorFlow 2.21: it can listen on a held port
-    ranks |= {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}  # on this machine, also under Slurm
+    ranks |= _THIS_MACHINE
     return ranks if steps is None else {**ranks, cluster.STEPS: str(steps)}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from npu_keras import launch_plan
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60)]
 
 ROOT = str(Path(__file__).parents[2])
 MPI = pytest.param(
@@ -254,6 +254,8 @@ for share in (0, 1):
     assert sorted(output.splitlines()) == sorted(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.tf
 @pytest.mark.timeout(150)
 def test_tensorflow_listens_on_a_held_port(space):
     code = """
@@ -272,6 +274,16 @@ os._exit(0)
         status, output = space.run(code, "--engine", "collective", args=[port], timeout=120)
     assert status == 0, output
     assert f"[0] grpc://127.0.0.1:{port}" in output.splitlines()
+
+
+@pytest.mark.parametrize("engine", [MPI])
+def test_ranks_start_on_this_machine_inside_a_slurm_allocation(space, engine):
+    names = ("SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    space.env |= dict.fromkeys(names, "elsewhere") | {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}
+    space.env |= {"SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    status, output = space.run("print(rank, size)", "-n", "2", "--engine", engine)
+    assert status == 0
+    assert sorted(output.splitlines()) == ["[0] 0 2", "[1] 1 2"]
 
 
 @pytest.mark.parametrize("engine", [MPI])
