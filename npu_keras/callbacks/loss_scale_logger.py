@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss scale in the epoch logs, in words and in a file."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from npu_keras.callbacks import wording
+from npu_keras.callbacks.forward_state import forward_state
+from npu_keras.event_log import EventLog
+from npu_keras.journal import Event, JournalReader, Snapshot
+from npu_keras.state import RING_ROWS
+
+_logger = logging.getLogger("npu_keras")
+
+
+class LossScaleLogger(keras.callbacks.Callback):
+    """Shows what the loss scale does, and keeps skipped steps out of statistics and logs.
+
+    Put it first in the list of callbacks: `CSVLogger` and `TensorBoard` see only what callbacks
+    before them have added to the logs. The progress bar and `History` see it anyway.
+
+    | key in the epoch logs | meaning (all floats, present from the first epoch) |
+    | --- | --- |
+    | `loss_scale` | the loss scale of the next step |
+    | `skipped_steps` | steps skipped because of an overflow, in total |
+    | `overflow_rate` | share of this epoch's steps that were skipped, 0 to 1 |
+    | `scale_growths` | how often the scale was raised, in total |
+    | `scale_backoffs` | how often the scale was lowered, in total |
+    | `good_steps` | finite steps in a row since the scale last moved |
+
+    After an epoch in which something happened, one line says what. It is logged as a warning only
+    when more than half of the steps were lost for a reason that does not pass by itself.
+
+    The forward pass of a step that is then skipped has already written normalisation statistics,
+    random states and the running loss. This callback registers them with `optimizer.protect`, so
+    that the step leaves no trace. In an epoch without any applied step the loss is NaN. Compiled
+    metrics are updated after the step and do see its batch.
+
+    Args:
+        log_freq: `"epoch"`, or an integer to fetch events every so many batches as well, so that
+            the file is up to date. Each fetch waits for the device.
+        jsonl: path of a file to which each event is appended as a JSON object on a line of its
+            own: the fields of `npu_keras.Event`, `epoch` (from 0) and `wall_time` (seconds since
+            1970, when the event was fetched). If it cannot be written, training goes on.
+        prefix: put before each key.
+        verbose: 1 prints the lines, 0 does not.
+
+    Raises:
+        ValueError: for another `log_freq`; at the begin of training, if the model's optimizer does
+            not scale the loss by this package.
+
+    Example:
+
+    ```python
+    optimizer = npu_keras.NPUOptimizer(keras.optimizers.Adam(1e-3), manager, is_loss_scale=True)
+    model.compile(optimizer, loss="mse")
+    logger = npu_keras.callbacks.LossScaleLogger(jsonl="events.jsonl")
+    model.fit(x, y, epochs=5, callbacks=[logger, keras.callbacks.CSVLogger("history.csv")])
+    ```
+    """
+
+    def __init__(
+        self,
+        log_freq: int | str = "epoch",
+        jsonl: str | Path | None = None,
+        prefix: str = "",
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        self.log_freq = log_freq
+        self.prefix = prefix
+        self.verbose = verbose
+        self._fetch_every = _fetch_interval(log_freq)
+        self._file = None if jsonl is None else EventLog(jsonl)
+
+    _optimizer: Any
+    _reader: JournalReader | None
+    _line: wording.Report | None
+    _before: Snapshot
+    _events: list[Event]
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the loss-scaled optimizer."""
+        self._optimizer = _require_loss_scaled(self.model.optimizer)
+        self._reader = None
+        self._line = None
+        if self._file is not None:
+            self._file.open()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts to count, and protects what the forward pass writes."""
+        self._say()
+        reader = self._started_reader()
+        self._epoch, self._steps_seen, self._steps_unread = epoch, 0, 0
+        self._events = []
+        self._lost_before = reader.lost
+        self._protect()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Fetches events before the optimizer overwrites them; nothing in most batches."""
+        block = batch + 1 - self._steps_seen  # several with `steps_per_execution`
+        self._steps_seen = batch + 1
+        self._steps_unread += block
+        full = self._steps_unread + block > RING_ROWS  # at most one event a step
+        if full or self._steps_unread >= self._fetch_every:
+            self._fetch()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the keys to the logs."""
+        self._fetch()
+        reader = self._started_reader()
+        now = self._optimizer.journal.snapshot()
+        lost = reader.lost - self._lost_before
+        span = wording.Span(self._before, now, self._events, lost)
+        self._line = wording.describe(epoch, span, self._optimizer.loss_scale_manager)
+        self._before = now
+        if logs is not None:
+            logs.update({self.prefix + key: value for key, value in _values(span).items()})
+            if "loss" in logs and 0 < span.attempted == span.skipped:
+                logs["loss"] = math.nan  # an average of nothing, which Keras shows as a perfect 0
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Says what there is still to say."""
+        self._say()
+
+    def _started_reader(self) -> JournalReader:
+        # Not in `on_train_begin`, where `BackupAndRestore` brings back the events of earlier runs.
+        if self._reader is None:
+            self._reader = self._optimizer.journal.reader()
+            self._before = self._optimizer.journal.snapshot()
+            self._forecast()
+        return self._reader
+
+    def _forecast(self) -> None:
+        unsettled = self._before.attempted_steps == self._before.skipped_steps
+        if unsettled and any(
+            layer.compute_dtype == "float16" for layer in self.model.layers if layer.compute_dtype
+        ):
+            manager = self._optimizer.loss_scale_manager
+            self._print(wording.forecast(manager, self._before.loss_scale))
+
+    def _protect(self) -> None:
+        # Every epoch: Keras resets the running loss at its begin.
+        if not self._optimizer.loss_scale_manager.enable_overflow_check:
+            return
+        if self._optimizer.protect(forward_state(self.model)):
+            self.model.make_train_function(force=True)
+
+    def _fetch(self) -> None:
+        self._steps_unread = 0
+        events = self._started_reader().drain()
+        self._events += events
+        if self._file is not None and events:
+            self._file.append(events, self._epoch)
+
+    def _say(self) -> None:
+        # One epoch late, when the progress bar's line is complete.
+        line, self._line = self._line, None
+        if line is not None and line.needs_action:
+            _logger.warning(line.text)
+        elif line is not None:
+            self._print(line.text)
+
+    def _print(self, text: str | None) -> None:
+        if not text or not self.verbose:
+            return
+        if keras.config.is_interactive_logging_enabled():
+            print(text, flush=True)
+        else:
+            _logger.info(text)
+
+
+def _fetch_interval(log_freq: int | str) -> float:
+    if log_freq == "epoch":
+        return math.inf
+    if isinstance(log_freq, int) and not isinstance(log_freq, bool) and log_freq >= 1:
+        return log_freq
+    raise ValueError(
+        f'`log_freq` must be "epoch" or a number of batches of at least 1. Received: {log_freq=}'
+    )
+
+
+def _require_loss_scaled(optimizer: Any) -> Any:
+    """Returns the optimizer if it is one of this package's, of whatever flavour."""
+    if hasattr(optimizer, "journal") and hasattr(optimizer, "protect"):
+        return optimizer
+    raise ValueError(
+        "LossScaleLogger needs a model compiled with an optimizer of npu_keras, for example "
+        "`model.compile(npu_keras.NPUOptimizer(optimizer, manager, is_loss_scale=True), ...)`. "
+        f"Received: model.optimizer={optimizer!r}"
+    )
+
+
+def _values(span: wording.Span) -> dict[str, float]:
+    after = span.after
+    return {
+        "loss_scale": float(after.loss_scale),
+        "skipped_steps": float(after.skipped_steps),
+        "overflow_rate": float(span.overflow_rate),
+        "scale_growths": float(after.scale_growths),
+        "scale_backoffs": float(after.scale_backoffs),
+        "good_steps": float(after.good_steps),
+    }
