@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Keras 3 host: where a step of `npu_keras` meets a Keras 3 optimizer."""
 
-import inspect
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,15 +10,18 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
+from npu_keras._upstream import leave_aggregation_to_us
+from npu_keras.aggregation import GradientAggregation
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
-from npu_keras.overflow import INF_NAN, Gradient
+from npu_keras.overflow import Gradient
+from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.state import VariableSpec
 
 PACKAGE = "npu_keras"
 
-for _manager in (FixedLossScaleManager, ExponentialUpdateLossScaleManager):
-    keras.saving.register_keras_serializable(PACKAGE)(_manager)
+for _cls in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, GradientAggregation):
+    keras.saving.register_keras_serializable(PACKAGE)(_cls)
 
 
 class KerasHost(StepMixin, LossScaleOptimizer):
@@ -45,7 +48,8 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         if self.built:
             return
         variables = list(variables)
-        self._build_step(len(variables))
+        if self._owns_scaling:
+            self._scaling.build(self, len(variables))
         self._build_target(variables)
         self._load_pending()
 
@@ -143,12 +147,12 @@ class KerasHost(StepMixin, LossScaleOptimizer):
     @property
     def initial_scale(self) -> float:
         """The loss scale of the first step."""
-        return float(np.float32(self._initial_scale))
+        return self._scaling.initial_scale
 
     @property
     def dynamic_growth_steps(self) -> int | None:
         """Finite steps in a row until the scale grows; None when it never does."""
-        return getattr(self._loss_scale_manager, "incr_every_n_steps", None)
+        return getattr(self._scaling.manager, "incr_every_n_steps", None)
 
     @property
     def loss_scale_factor(self) -> None:
@@ -188,11 +192,31 @@ class KerasHost(StepMixin, LossScaleOptimizer):
 
     # Hooks of StepMixin.
 
-    def _init_host(self, manager: Any, overflow_mode: str) -> None:
+    _owns_scaling = True
+
+    def __init__(
+        self,
+        *args: Any,
+        _scaling: tuple[Any, str] = UNSCALED,
+        _aggregation: GradientAggregation | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super(LossScaleOptimizer, self).__init__(*args, **kwargs)
+        self._aggregation = _aggregation
+        self._init_host(_scaling)
+
+    def _init_host(self, scaling: tuple[Any, str]) -> None:
         self._pending_store: dict[str, np.ndarray] | None = None
-        self._init_step(manager, overflow_mode)
-        self._initial_scale = float(manager.initial_state().loss_scale)
+        if self._owns_scaling:
+            create, paths = self._create_state_variable, self._variable_paths
+            self._scaling = LossScaling(*scaling, create, paths)
+        leave_aggregation_to_us(self._updating_optimizer)
         self._constructed = True
+
+    @property
+    def _updating_optimizer(self) -> Any:
+        """The Keras optimizer that holds the slots."""
+        return self
 
     def _create_state_variable(self, spec: VariableSpec) -> Any:
         variable = self.add_variable(
@@ -205,18 +229,33 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         setattr(self, f"_state_{spec.name}", variable)  # for `tf.train.Checkpoint`
         return variable
 
-    def _update(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
+    def _update(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], *, last: bool = True
+    ) -> None:
         if self.gradient_accumulation_steps:
             # Keras 3.15.1 adds them to accumulators of the variables' dtypes without a cast.
             pairs = zip(gradients, variables, strict=True)
-            gradients = [g if g is None else tf.cast(g, v.dtype) for g, v in pairs]
+            gradients = [tf.cast(g, v.dtype) for g, v in pairs]
+        self._apply_target(gradients, variables)
+        if not last:
+            # The step goes on: each of its parts has to see the same number of iterations.
+            self._updating_optimizer._iterations.assign_sub(1)
+
+    def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
         self._target.apply(gradients, trainable_variables=variables)
+
+    def _trained_variables(self) -> list[Any]:
+        return list(self._trainable_variables)
+
+    def _own_variables(self) -> list[Any]:
+        return list(self.variables)
 
     def _position(self, variable: Any) -> int:
         return self._get_variable_index(variable)
 
-    def _takes_raw(self, variable: Any) -> bool:
-        return self._overwrite_variable_with_gradient(variable)
+    def _takes_raw(self, position: int) -> bool:
+        variable = self._trainable_variables[position]
+        return not self._scaling.active or self._overwrite_variable_with_gradient(variable)
 
     def _variable_paths(self) -> list[str]:
         return [getattr(v, "path", v.name) for v in self._trainable_variables]
@@ -225,69 +264,11 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         return keras.config.dtype_policy().compute_dtype
 
 
-class LossScaleMixin(KerasHost):
-    """Adds loss scaling to a Keras 3 optimizer class.
-
-    Args:
-        *args: arguments of the optimizer class.
-        loss_scale_manager: how the loss scale moves.
-        overflow_mode: `"inf_nan"` (IEEE 754) or `"saturation"`.
-        **kwargs: arguments of the optimizer class.
-
-    Example:
-
-    ```python
-    class ScaledAdam(npu_keras.LossScaleMixin, keras.optimizers.Adam):
-        pass
-
-    manager = npu_keras.ExponentialUpdateLossScaleManager(2**15, 2000)
-    model.compile(ScaledAdam(1e-3, loss_scale_manager=manager), loss="mse")
-    ```
-
-    Raises:
-        TypeError: if the mixin stands after the optimizer class, or there is no manager.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _require_mixin_first(cls)
-
-    def __init__(
-        self, *args: Any, loss_scale_manager: Any, overflow_mode: str = INF_NAN, **kwargs: Any
-    ) -> None:
-        super(LossScaleOptimizer, self).__init__(*args, **kwargs)
-        self._init_host(loss_scale_manager, overflow_mode)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the optimizer class and of the mixin, JSON-safe."""
-        config = dict(super(LossScaleOptimizer, self).get_config())
-        config.pop("loss_scale_factor", None)
-        serialize = keras.saving.serialize_keras_object
-        config["loss_scale_manager"] = serialize(self._loss_scale_manager)
-        config["overflow_mode"] = self._overflow_mode
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Makes an optimizer from `get_config`'s result, which is left as it is."""
-        config = dict(config)
-        config["loss_scale_manager"] = revive(config["loss_scale_manager"], custom_objects)
-        return super(LossScaleOptimizer, cls).from_config(config, custom_objects=custom_objects)
-
-
 def revive(value: Any, custom_objects: Any = None) -> Any:
     """Deserializes a Keras object unless it is one already."""
     if not isinstance(value, dict):
         return value
-    return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-
-
-def _require_mixin_first(cls: type) -> None:
-    for base in inspect.getmro(cls):
-        if base is KerasHost:
-            return
-        if not issubclass(base, KerasHost) and issubclass(base, keras.optimizers.Optimizer):
-            raise TypeError(
-                f"In class {cls.__name__} the mixin must stand before the optimizer class: "
-                f"`class {cls.__name__}(LossScaleMixin, {base.__name__})`."
-            )
+    # A copy, because Keras 3.15.1 revives a learning rate schedule in the config it is given.
+    return keras.saving.deserialize_keras_object(
+        copy.deepcopy(value), custom_objects=custom_objects
+    )

@@ -3,13 +3,15 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras.optimizers import LossScaleOptimizer
 
+from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
+from npu_keras.overflow import Gradient
+from npu_keras.scaling import UNSCALED
 
 _owners: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
@@ -30,21 +32,42 @@ class WrapperHost(KerasHost):
     """A loss-scaled step around an inner optimizer, which does the updating."""
 
     def _init_wrapper(
-        self, opt: Any, manager: Any, overflow_mode: str, name: str, *, scales: bool = True
+        self,
+        opt: Any,
+        name: str,
+        scaling: tuple[Any, str] = UNSCALED,
+        aggregation: GradientAggregation | None = None,
     ) -> None:
-        _require_plain_optimizer(opt, type(self).__name__)
+        _require_optimizer(opt, type(self).__name__)
+        inside = opt if isinstance(opt, KerasHost) else None
+        if inside is not None:
+            _require_no_second(inside, type(self).__name__, scaling, aggregation)
         super(LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = opt
-        self._scales = scales
-        self._init_host(manager, overflow_mode)
+        if inside is not None and inside._scaling.active:
+            # One optimizer, one loss scale: that of the inner one.
+            self._owns_scaling, self._scaling = False, inside._scaling
+        self._aggregation = aggregation or getattr(inside, "_aggregation", None)
+        self._init_host(scaling)
         _claim(opt, self)
-        if scales:
+        if inside is None and self._scaling.active:
             # The manager's scale takes its place, or gradients would be unscaled twice.
             opt.loss_scale_factor = None
 
     @property
     def _target(self) -> Any:
         return self.inner_optimizer
+
+    @property
+    def _updating_optimizer(self) -> Any:
+        inner = self.inner_optimizer
+        return inner._updating_optimizer if isinstance(inner, KerasHost) else inner
+
+    def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+        if isinstance(self.inner_optimizer, KerasHost):  # its step is taken here
+            self.inner_optimizer._apply_target(gradients, variables)
+        else:
+            super()._apply_target(gradients, variables)
 
     def _build_target(self, variables: list[Any]) -> None:
         if not self.inner_optimizer.built:
@@ -80,14 +103,9 @@ class WrapperHost(KerasHost):
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies the loss by the loss scale, in float32 at least; see `LossScaleMixin`."""
-        return super().scale_loss(loss) if self._scales else self.inner_optimizer.scale_loss(loss)
-
-    def _takes_raw(self, variable: Any) -> bool:
-        return not self._scales or super()._takes_raw(variable)
-
-    def _warn_if_never_scaled(self) -> None:
-        if self._scales:
-            super()._warn_if_never_scaled()
+        if self._scaling.active:
+            return super().scale_loss(loss)
+        return self.inner_optimizer.scale_loss(loss)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads variables by position, at once or, before `build`, when it is built.
@@ -109,8 +127,9 @@ class WrapperHost(KerasHost):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Makes an optimizer from `get_config`'s result, which is left as it is."""
         config = dict(config)
-        for key in ("opt", "loss_scale_manager"):
-            config[key] = revive(config[key], custom_objects)
+        for key in ("opt", "optimizer", "loss_scale_manager", "aggregation"):
+            if key in config:
+                config[key] = revive(config[key], custom_objects)
         return cls(**config)
 
     def __getattr__(self, name: str) -> Any:
@@ -163,8 +182,8 @@ def _owned(opt: Any) -> bool:
     return opt in _owners and _owners[opt]() is not None
 
 
-def _require_plain_optimizer(opt: Any, wrapper: str) -> None:
-    if isinstance(opt, LossScaleOptimizer):
+def _require_optimizer(opt: Any, wrapper: str) -> None:
+    if isinstance(opt, LossScaleOptimizer) and not isinstance(opt, KerasHost):
         raise TypeError(
             f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
             f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
@@ -173,6 +192,21 @@ def _require_plain_optimizer(opt: Any, wrapper: str) -> None:
         raise TypeError(
             f"`opt` must be a Keras 3 optimizer instance, such as `keras.optimizers.Adam(1e-3)`. "
             f"{_other_home(opt)}Received: opt={opt!r}"
+        )
+
+
+def _require_no_second(
+    opt: KerasHost, wrapper: str, scaling: tuple[Any, str], aggregation: Any
+) -> None:
+    if scaling[0] is not None and opt._scaling.active:
+        raise TypeError(
+            f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
+            f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
+        )
+    if aggregation is not None and opt._aggregation is not None:
+        raise TypeError(
+            f"`opt` aggregates gradients already, and {wrapper} would aggregate them a second "
+            f"time. Ask for aggregation in one of them only. Received: opt={type(opt).__name__}"
         )
 
 
