@@ -17,7 +17,7 @@ from npu_keras.loss_scale import (
     ScaleState,
 )
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "managers.json").read_text())["cases"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/managers.json").read_text())["cases"]
 TF = SimpleNamespace(where=tf.where, minimum=tf.minimum, maximum=tf.maximum)
 
 
