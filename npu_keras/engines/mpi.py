@@ -148,10 +148,7 @@ class MpiEngine:
         if self._left:
             return
         self._left = True
-        self._peers.leave()
-        failed = self._peers.failure is not None
-        all_left = self._peers.wait_until_all_left(2.0 if failed else self.timeout_s)
-        if all_left and not failed and not self._pending and not self._mpi.Is_finalized():
+        if self._peers.leave(self.timeout_s) and not self._pending:
             self._mpi.Finalize()
 
     def _run(

@@ -111,18 +111,28 @@ class Peers:
         if self.failure is not None:
             raise EngineTimeout(self.failure)
 
-    def leave(self) -> None:
-        """Tells the others that this rank takes part no more."""
+    def leave(self, longest_s: float) -> bool:
+        """Says that this rank takes part no more, and waits for the others to say so.
+
+        Args:
+            longest_s: float, the longest wait, in seconds.
+
+        Returns:
+            Whether all ranks left unharmed, and all know it.
+        """
         reason = self.failure or ""
         self._wire.send(kind="leave", count=self.count, reason=reason)
-
-    def wait_until_all_left(self, longest_s: float) -> bool:
-        """Waits for the others to leave; returns whether all left without being lost."""
-        deadline = time.monotonic() + longest_s
+        deadline = time.monotonic() + (_GRACE_S if reason else longest_s)
         with self._changed:
             while any(m.state == "here" for m in self._members) and time.monotonic() < deadline:
                 self._changed.wait(self._period_s / 4)
-            return all(member.state == "left" for member in self._members)
+            unharmed = all(member.state == "left" for member in self._members)
+        if not unharmed or reason:
+            return False
+        try:
+            return all(self.exchange(True, "end"))
+        except EngineTimeout:  # one has given up waiting for us, or has failed
+            return False
 
     def _fail(self, message: str) -> None:
         self.failure = f"Rank {self.rank} of {self.size} gives up: {message}"
@@ -191,5 +201,5 @@ def _describe(rank: int, member: _Member) -> str:
         why = f", because: {member.reason}" if member.reason else ""
         return f"Rank {rank} has left after {member.started} collectives{why}."
     if member.state == "lost":
-        return f"Rank {rank} has died after about {member.started} collectives."
+        return f"Rank {rank} has died."
     return f"Rank {rank} has not started."
