@@ -7,17 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 from npu_keras import cluster, launch_plan, supervisor, tf_config
 
 GRACE_S = 15.0
 _BROKEN_PIPE = 128 + 13
-_BOOTSTRAP = (
-    "import sys; sys.path.insert(0, {!r}); "
-    "from npu_keras.rank_process import main; sys.exit(main(sys.argv[1:]))"
-)
 _EPILOG = f"""\
 Every line of output comes as "[rank] line", stdout and stderr together. When a rank fails, the
 others have --grace seconds to report what they know, then every process is ended. SIGINT, SIGTERM
@@ -72,12 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, command: Sequence[str], mpiexec: str) -> int:
     size = options.n or 1
     env = launch_plan.rank_environment(os.environ, size, options.steps)
-    bootstrap = _BOOTSTRAP.format(str(Path(__file__).resolve().parents[1]))
     with contextlib.ExitStack() as stack:
         ports = [] if mpiexec else stack.enter_context(launch_plan.free_addresses(size))
 
         def start(path: str, log: IO[bytes]) -> list[subprocess.Popen[bytes]]:
-            run = [sys.executable, "-P", "-c", bootstrap, path, *command]
+            run = [sys.executable, "-m", "npu_keras.rank_process", path, *command]
             if mpiexec:
                 return [_open([mpiexec, "-n", str(size), *run], env, log)]
             configs = [tf_config.render(ports, rank) for rank in range(size)]

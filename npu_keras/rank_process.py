@@ -86,3 +86,7 @@ def _die_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

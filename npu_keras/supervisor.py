@@ -44,14 +44,15 @@ def supervise(start: Start, size: int, grace_s: float, timeout_s: float | None =
         124 after `timeout_s`.
     """
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="npu_keras-"))
+        folder = tempfile.TemporaryDirectory(prefix="npu_keras-")
+        stack.callback(folder.cleanup)
         log = stack.enter_context(tempfile.TemporaryFile())
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        path = os.path.join(folder, "ranks")
+        path = os.path.join(folder.name, "ranks")
         listener.bind(path)
         listener.listen(size)
         wake = stack.enter_context(_signals())
-        run = _Run(size, listener, wake, grace_s)
+        run = _Run(size, listener, wake, grace_s, arrived=folder.cleanup)
         stack.callback(run.close)
         if timeout_s is not None:
             run.time_out_at = time.monotonic() + timeout_s
@@ -89,8 +90,14 @@ def _say(text: str) -> None:
 
 class _Run:
     def __init__(
-        self, size: int, listener: socket.socket, wake: socket.socket, grace_s: float
+        self,
+        size: int,
+        listener: socket.socket,
+        wake: socket.socket,
+        grace_s: float,
+        arrived: Callable[[], None],
     ) -> None:
+        self.arrived = arrived
         self.size = size
         self.grace_s = grace_s
         self.time_out_at: float | None = None
@@ -130,6 +137,8 @@ class _Run:
         if rank is None:  # died on the way; `_check_start` tells
             return
         self.ranks.append(rank)
+        if len(self.ranks) == self.size:
+            self.arrived()  # now, so that nothing stays behind even if the launcher is killed
         self._on(rank.control, functools.partial(self._end, rank))
         self._on(rank.output, functools.partial(self._read, rank))
         if self.stages is not None:  # stopped before it was there
