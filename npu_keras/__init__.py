@@ -1,50 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling and distributed gradient aggregation for Keras optimizers.
-
-Names are loaded when they are first used, so that the command line and the pure parts do not pay
-for TensorFlow.
-"""
+"""Loss scaling and distributed gradient aggregation for Keras optimizers."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from npu_keras._version import __version__
 
 if TYPE_CHECKING:
-    from npu_keras.host import LossScaleMixin
+    from npu_keras import callbacks, distribute
+    from npu_keras.aggregation import GradientAggregation
+    from npu_keras.buckets import set_split_strategy_by_idx, set_split_strategy_by_size
     from npu_keras.journal import Event, Journal
+    from npu_keras.keras_mixins import GradientAggregationMixin, LossScaleMixin
     from npu_keras.loss_scale import (
         ExponentialUpdateLossScaleManager,
         FixedLossScaleManager,
         LossScaleManager,
         ScaleState,
     )
-    from npu_keras.optimizers import NPULossScaleOptimizer, NPUOptimizer
+    from npu_keras.optimizers import NPUDistributedOptimizer, NPULossScaleOptimizer, NPUOptimizer
+    from npu_keras.run_config import NPURunConfig
 
 _HOMES = {
+    "Event": "journal",
     "ExponentialUpdateLossScaleManager": "loss_scale",
     "FixedLossScaleManager": "loss_scale",
-    "LossScaleManager": "loss_scale",
-    "ScaleState": "loss_scale",
-    "Event": "journal",
+    "GradientAggregation": "aggregation",
+    "GradientAggregationMixin": "keras_mixins",
     "Journal": "journal",
-    "LossScaleMixin": "host",
+    "LossScaleManager": "loss_scale",
+    "LossScaleMixin": "keras_mixins",
+    "NPUDistributedOptimizer": "optimizers",
     "NPULossScaleOptimizer": "optimizers",
     "NPUOptimizer": "optimizers",
+    "NPURunConfig": "run_config",
+    "ScaleState": "loss_scale",
+    "set_split_strategy_by_idx": "buckets",
+    "set_split_strategy_by_size": "buckets",
 }
-_SUBMODULES = ("callbacks",)
+_SUBMODULES = ("callbacks", "distribute", "engines", "plotting")
 
 __all__ = [
     "Event",
     "ExponentialUpdateLossScaleManager",
     "FixedLossScaleManager",
+    "GradientAggregation",
+    "GradientAggregationMixin",
     "Journal",
     "LossScaleManager",
     "LossScaleMixin",
+    "NPUDistributedOptimizer",
     "NPULossScaleOptimizer",
     "NPUOptimizer",
+    "NPURunConfig",
     "ScaleState",
     "__version__",
+    "callbacks",
+    "distribute",
+    "set_split_strategy_by_idx",
+    "set_split_strategy_by_size",
 ]
 
 
@@ -60,3 +76,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES, *_SUBMODULES])
+
+
+def _without_tensorflow() -> bool:
+    """Whether only the parts without TensorFlow are wanted: `python -m npu_keras`, pure tests."""
+    return sys.argv[:1] == ["-m"] or "NPU_KERAS_LAZY" in os.environ
+
+
+if not _without_tensorflow():
+    # Keras finds a saved optimizer's class by its registration, which importing it makes.
+    importlib.import_module("npu_keras.optimizers")
+    importlib.import_module("npu_keras.keras_mixins")

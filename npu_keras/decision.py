@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One decision for all: was the step free of overflow, and if not, who had it?
 
-Every rank or replica packs what it found into one small integer vector; an all-reduce (MAX) of
+Every rank or replica packs what it found into one small integer vector; an all-reduce (sum) of
 that vector gives all of them the same answer, with the rank and the variables of the overflow.
 """
 
@@ -24,22 +24,8 @@ class Peers(Protocol):
     def rank_tensor(self) -> tf.Tensor:
         """Returns the own rank, int64 scalar in 0..size-1."""
 
-    def all_reduce_max(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns the elementwise maximum over all peers."""
-
-
-class Alone:
-    """The only rank there is."""
-
-    size = 1
-
-    def rank_tensor(self) -> tf.Tensor:
-        """Returns 0."""
-        return tf.zeros((), tf.int64)
-
-    def all_reduce_max(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns the vector."""
-        return vector
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the elementwise sum over all peers."""
 
 
 class Decision(NamedTuple):
@@ -75,9 +61,39 @@ def decide(
     row, bad = _own_row(finding, positions, variable_count, forward_finite)
     own = tf.one_hot(peers.rank_tensor(), peers.size, dtype=tf.int64)
     packed = tf.concat([tf.reshape(own[:, None] * row[None], [-1]), bad], axis=0)
-    common = peers.all_reduce_max(packed)
+    common = peers.total(packed)
     rows = tf.reshape(common[: peers.size * ROW], [peers.size, ROW])
-    return _read_rows(rows, common[peers.size * ROW :], peers.size)
+    return _read_rows(rows, tf.minimum(common[peers.size * ROW :], 1), peers.size)
+
+
+def joined(decision: Decision, finding: Finding, positions: Sequence[int]) -> Decision:
+    """Takes into account what was found in the aggregate itself.
+
+    Args:
+        decision: what the peers found in their own gradients.
+        finding: what is in the aggregate, the same on all peers.
+        positions: which variable each gradient of the aggregate belongs to.
+    """
+    count = decision.bad_variables.shape[0]
+    alone = decide(finding, positions, count, tf.constant(True), _Nobody())
+    return Decision(
+        tf.logical_and(decision.finite, alone.finite),
+        *tf.nest.map_structure(
+            lambda first, second: tf.where(decision.finite, second, first),
+            decision[1:],
+            alone[1:],
+        ),
+    )
+
+
+class _Nobody:
+    size = 1
+
+    def rank_tensor(self) -> tf.Tensor:
+        return tf.zeros((), tf.int64)
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        return vector
 
 
 def _own_row(
@@ -86,6 +102,7 @@ def _own_row(
     bad = tf.cast(finding.infs + finding.nans > 0, tf.int64)
     index = tf.constant(list(positions), tf.int64)[:, None]
     by_variable = tf.scatter_nd(index, bad, tf.constant([variable_count], tf.int64))
+    by_variable = tf.minimum(by_variable, 1)  # a variable may have been given twice
     first = tf.where(tf.reduce_any(bad > 0), 1 + tf.argmax(by_variable), 0)
     overflowed = tf.cast(finding.overflowed, tf.int64)
     forward = overflowed * tf.cast(tf.logical_not(forward_finite), tf.int64)

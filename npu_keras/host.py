@@ -24,6 +24,22 @@ for _cls in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, GradientA
     keras.saving.register_keras_serializable(PACKAGE)(_cls)
 
 
+class StateVariable(keras.Variable):
+    """A Keras variable whose value can be read as a number under a strategy as well."""
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+
 class KerasHost(StepMixin, LossScaleOptimizer):
     """A Keras 3 optimizer whose `apply` is a loss-scaled step.
 
@@ -183,7 +199,7 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         if self.built:
             super(LossScaleOptimizer, self).load_own_variables(store)
         else:
-            self._pending_store = {key: np.array(store[key]) for key in store.keys()}
+            self._pending_store = {key: np.array(store[key]) for key in store}
 
     def _load_pending(self) -> None:
         pending, self._pending_store = self._pending_store, None
@@ -219,13 +235,16 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         return self
 
     def _create_state_variable(self, spec: VariableSpec) -> Any:
-        variable = self.add_variable(
-            shape=spec.shape,
-            dtype=spec.dtype,
-            initializer=keras.initializers.Constant(spec.initial_value),
-            aggregation="only_first_replica",
-            name=spec.name,
-        )
+        with keras.name_scope(self.name, caller=self):
+            variable = StateVariable(
+                keras.initializers.Constant(spec.initial_value),
+                shape=spec.shape,
+                dtype=spec.dtype,
+                trainable=False,
+                aggregation="only_first_replica",
+                name=spec.name,
+            )
+        self._track_variable(variable)
         setattr(self, f"_state_{spec.name}", variable)  # for `tf.train.Checkpoint`
         return variable
 

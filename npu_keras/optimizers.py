@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Keras 3 optimizers with Ascend's names: wrappers around any Keras 3 optimizer."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from npu_keras.host import PACKAGE, revive
-from npu_keras.loss_scale import FixedLossScaleManager, LossScaleManager
+from npu_keras.aggregation import GradientAggregation
+from npu_keras.host import PACKAGE
+from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import INF_NAN
+from npu_keras.run_config import check_tailing
+from npu_keras.scaling import require_manager
 from npu_keras.wrapper import WrapperHost
+
+logger = logging.getLogger("npu_keras")
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -21,7 +27,9 @@ class NPULossScaleOptimizer(WrapperHost):
         opt: the Keras 3 optimizer that updates the weights.
         loss_scale_manager: how the loss scale moves: `FixedLossScaleManager` or
             `ExponentialUpdateLossScaleManager`, or your own `LossScaleManager`.
-        is_distributed: whether ranks decide together about an overflow.
+        is_distributed: whether ranks decide together about an overflow. Gradients are aggregated
+            by a distributed `opt` (`NPUDistributedOptimizer`) or by a `tf.distribute` strategy;
+            with either of them the decision is common whatever this flag says.
         overflow_mode: `"inf_nan"` (IEEE 754) or `"saturation"` (hardware that clamps).
 
     Raises:
@@ -46,8 +54,9 @@ class NPULossScaleOptimizer(WrapperHost):
         *,
         overflow_mode: str = INF_NAN,
     ) -> None:
-        self._init_wrapper(opt, loss_scale_manager, overflow_mode, f"{type(self).__name__}")
-        self.is_distributed = bool(is_distributed)
+        scaling = (require_manager(loss_scale_manager), overflow_mode)
+        self._init_wrapper(opt, type(self).__name__, scaling)
+        self.is_distributed = self._decides_together = bool(is_distributed)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, JSON-safe."""
@@ -70,9 +79,10 @@ class NPUOptimizer(WrapperHost):
         is_distributed: whether gradients are aggregated over ranks.
         is_loss_scale: whether the loss is scaled and a step that overflowed is skipped.
         is_tailing_optimization: whether the last part of the aggregation overlaps the update;
-            only with `is_distributed=True`.
+            only with `is_distributed=True`, otherwise ignored. Must agree with `NPURunConfig`.
         name: name of the optimizer; by default `"NPUOptimizer"` and the class name of `opt`.
         overflow_mode: `"inf_nan"` (IEEE 754) or `"saturation"` (hardware that clamps).
+        aggregation: settings of the aggregation; only with `is_distributed=True`.
 
     Raises:
         ValueError: for `is_loss_scale=True` without a manager, or an unknown `overflow_mode`.
@@ -100,14 +110,27 @@ class NPUOptimizer(WrapperHost):
         name: str | None = None,
         *,
         overflow_mode: str = INF_NAN,
+        aggregation: GradientAggregation | None = None,
     ) -> None:
         manager = _manager_in_force(loss_scale_manager, is_loss_scale)
+        if is_distributed:
+            aggregation = aggregation or GradientAggregation()
+        elif aggregation is not None:
+            raise ValueError("`aggregation` has no effect without `is_distributed=True`.")
+        check_tailing(bool(is_tailing_optimization))
         name = name or f"NPUOptimizer{type(opt).__name__}"
-        self._init_wrapper(opt, manager, overflow_mode, name, scales=bool(is_loss_scale))
+        self._init_wrapper(opt, name, (manager, overflow_mode), aggregation)
         self._given_manager = loss_scale_manager
+        self._given_mode = overflow_mode
         self.is_distributed = bool(is_distributed)
         self.is_loss_scale = bool(is_loss_scale)
         self.is_tailing_optimization = bool(is_tailing_optimization)
+        self._init_tail()
+
+    def _init_tail(self) -> None:
+        if self.is_tailing_optimization and not self.is_distributed:
+            logger.info("is_tailing_optimization is ignored without is_distributed=True")
+        self._overlaps_tail = self.is_tailing_optimization and self.is_distributed
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates all variables of the optimizer.
@@ -115,7 +138,7 @@ class NPUOptimizer(WrapperHost):
         Args:
             variables: the variables to be trained.
         """
-        if not self.built and not self.is_loss_scale and self._compute_dtype() == "float16":
+        if not self.built and not self._scaling.active and self._compute_dtype() == "float16":
             warnings.warn(
                 "The dtype policy computes in float16, but NPUOptimizer has is_loss_scale=False: "
                 "nothing guards small gradients from becoming 0, nor the weights from infinities. "
@@ -135,11 +158,60 @@ class NPUOptimizer(WrapperHost):
             "is_loss_scale": self.is_loss_scale,
             "is_tailing_optimization": self.is_tailing_optimization,
             "name": self.name,
-            "overflow_mode": self.overflow_mode,
+            "overflow_mode": self._given_mode,
+            "aggregation": serialize(self._aggregation) if self.is_distributed else None,
         }
 
 
-def _manager_in_force(manager: LossScaleManager | None, is_loss_scale: bool) -> LossScaleManager:
+@keras.saving.register_keras_serializable(PACKAGE)
+class NPUDistributedOptimizer(WrapperHost):
+    """Aggregates the gradients of all ranks before the update.
+
+    Args:
+        optimizer: the Keras 3 optimizer that updates the weights, or one with loss scaling.
+        is_weight_update_sharding: whether each rank updates only the variables it owns and then
+            sends them to the others; slots exist only where they are owned.
+        name: name of the optimizer; by default `"Distributed"` and the class name of `optimizer`.
+        aggregation: the settings; by default the mean over ranks, by the engine found.
+
+    Raises:
+        TypeError: if `optimizer` aggregates already, belongs to another wrapper, or is no Keras 3
+            optimizer.
+
+    Example:
+
+    ```python
+    optimizer = npu_keras.NPUDistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")  # under `python -m npu_keras run -n 2`
+    ```
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        is_weight_update_sharding: bool = False,
+        name: str | None = None,
+        *,
+        aggregation: GradientAggregation | None = None,
+    ) -> None:
+        name = name or f"Distributed{type(optimizer).__name__}"
+        self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
+        self.is_weight_update_sharding = bool(is_weight_update_sharding)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON-safe."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "optimizer": serialize(self.inner_optimizer),
+            "is_weight_update_sharding": self.is_weight_update_sharding,
+            "name": self.name,
+            "aggregation": serialize(self._aggregation),
+        }
+
+
+def _manager_in_force(
+    manager: LossScaleManager | None, is_loss_scale: bool
+) -> LossScaleManager | None:
     if is_loss_scale and manager is None:
         raise ValueError(
             "`is_loss_scale=True` needs a `loss_scale_manager`, for example "
@@ -147,9 +219,9 @@ def _manager_in_force(manager: LossScaleManager | None, is_loss_scale: bool) -> 
             "Received: loss_scale_manager=None"
         )
     if is_loss_scale:
-        return manager
+        return require_manager(manager)
     if manager is not None:
         warnings.warn(
             "`loss_scale_manager` has no effect without `is_loss_scale=True`.", stacklevel=3
         )
-    return FixedLossScaleManager(1, enable_overflow_check=False)
+    return None

@@ -6,6 +6,7 @@ whether the step will be skipped. They are remembered after each applied step an
 skipped one.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,25 +45,48 @@ class Protection:
 
     def _remember_outside(self, variable: tf.Variable) -> None:
         if id(variable) in self._pairs:
-            _copy(*self._pairs[id(variable)])
+            _assign(*reversed(self._pairs[id(variable)]))
             return
-        with tf.init_scope():
+        with tf.init_scope(), _scope_of(variable):
             self._pairs[id(variable)] = (variable, _twin(variable))
 
     def remember(self) -> None:
         """Takes the present values as the good ones (in the graph, after an applied step)."""
         for variable, kept in self._pairs.values():
-            kept.assign(variable)
+            _assign(kept, variable)
 
     def restore(self) -> None:
         """Puts the last good values back (in the graph, in a skipped step)."""
         for variable, kept in self._pairs.values():
-            variable.assign(kept)
+            _assign(variable, kept)
 
 
 def _twin(variable: tf.Variable) -> tf.Variable:
-    return tf.Variable(variable, trainable=False, dtype=variable.dtype, name="last_good")
+    kept = tf.Variable(
+        tf.zeros(variable.shape, variable.dtype),
+        trainable=False,
+        synchronization=variable.synchronization,
+        aggregation=variable.aggregation,
+        name="last_good",
+    )
+    _assign(kept, variable)
+    return kept
 
 
-def _copy(variable: tf.Variable, kept: tf.Variable) -> None:
-    kept.assign(variable)
+def _scope_of(variable: tf.Variable) -> Any:
+    strategy = getattr(variable, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def _assign(target: tf.Variable, source: tf.Variable) -> None:
+    """Copies in every replica, where the replicas hold different values (sums of a metric)."""
+    on_read = target.synchronization == tf.VariableSynchronization.ON_READ
+    strategy = getattr(target, "distribute_strategy", None)
+    if on_read and strategy is not None and tf.distribute.in_cross_replica_context():
+        strategy.extended.call_for_each_replica(lambda: _copy(target, source))
+    else:
+        _copy(target, source)
+
+
+def _copy(target: tf.Variable, source: tf.Variable) -> None:
+    target.assign(source)

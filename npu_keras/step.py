@@ -10,14 +10,16 @@
 7. the manager's transition, and a journal entry if something happened.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from npu_keras._upstream import in_xla
-from npu_keras.decision import Alone, Decision, decide
+from npu_keras.channels import Alone, Channel, GradientList
+from npu_keras.decision import Decision, decide, joined
 from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
 from npu_keras.overflow import Gradient, OverflowCheck, no_finding
@@ -38,19 +40,28 @@ class Step(NamedTuple):
         check: how an overflow is recognised.
         state: the variables.
         protection: values that a skipped step puts back.
+        channel: the ranks or replicas that take the step together.
+        overlap_tail: whether what has arrived is applied while the rest is still travelling.
     """
 
     manager: LossScaleManager
     check: OverflowCheck
     state: StepState
     protection: Protection
+    channel: Channel
+    overlap_tail: bool = False
 
 
-class GradientList(NamedTuple):
-    """The gradients that exist, and the position of each among the trained variables."""
+class Update(Protocol):
+    """The host's own update of some of the variables."""
 
-    gradients: list[Gradient]
-    positions: list[int]
+    def __call__(self, gradients: GradientList, *, last: bool) -> None:
+        """Updates variables.
+
+        Args:
+            gradients: unscaled gradients, with the positions of their variables.
+            last: False when more variables of the same step follow.
+        """
 
 
 def scale_loss(loss: Any, loss_scale: Any) -> tf.Tensor:
@@ -91,48 +102,75 @@ def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
 
 def take_step(
     step: Step,
-    present: GradientList,
-    update: Callable[[list[Gradient]], None],
+    own: GradientList,
+    update: Update,
     *,
-    unscaled: Callable[[list[Gradient], tf.Tensor], list[Gradient]],
+    takes_raw: Callable[[int], bool],
     forward_finite: tf.Tensor,
 ) -> None:
-    """Decides, then updates everything or nothing, then moves the scale.
+    """Aggregates, decides, updates everything or nothing, then moves the scale.
 
     Args:
         step: the optimizer's configuration and variables.
-        present: the scaled gradients.
-        update: the host's own update, given unscaled gradients in the order of `present`.
-        unscaled: divides gradients by the loss scale (the host leaves some alone).
+        own: this rank's gradients of the scaled loss.
+        update: the host's own update.
+        takes_raw: whether the variable at a position is left out of unscaling.
         forward_finite: bool scalar, whether the loss itself was finite.
     """
-    before = step.state.scale_state()
-    decision = _decide(step, present, forward_finite)
+    channel, before = step.channel, step.state.scale_state()
+    sent = channel.outgoing(own)
+    arrived = channel.reduce(sent)
+    decision = _decide(step, sent, arrived, forward_finite)
+    parts = channel.parts(sent) if step.overlap_tail else [list(range(len(sent.gradients)))]
 
+    def write(scalars: tuple[ScaleState, Decision], gradients: list[Gradient]) -> None:
+        before, decision = scalars
+
+        def apply(part: Sequence[int], gradients: list[Gradient]) -> None:
+            chosen = GradientList([gradients[i] for i in part], [sent.positions[i] for i in part])
+            update(_unscaled(chosen, before.loss_scale, takes_raw), last=part is parts[-1])
+
+        for part in parts:
+            updates = functools.partial(channel.update, functools.partial(apply, part), gradients)
+            _write_part(step, decision, updates, last=part is parts[-1])
+        _finish(step, before, decision)
+
+    channel.commit(write, (before, decision), arrived.gradients)
+
+
+def _write_part(step: Step, decision: Decision, update: Callable[[], None], *, last: bool) -> None:
     def apply() -> tf.Tensor:
-        update(unscaled(present.gradients, before.loss_scale))
-        step.protection.remember()
+        update()
+        if last:
+            step.protection.remember()
         return tf.constant(True)
 
     def skip() -> tf.Tensor:
-        step.protection.restore()
-        step.state.overflows_by_variable.assign_add(decision.bad_variables)
+        if last:
+            step.protection.restore()
+            step.state.overflows_by_variable.assign_add(decision.bad_variables)
         return tf.constant(False)
 
     if step.manager.enable_overflow_check:
         tf.cond(decision.finite, apply, skip)
     else:
         apply()
-    _finish(step, before, decision)
 
 
-def _decide(step: Step, present: GradientList, forward_finite: tf.Tensor) -> Decision:
+def _decide(
+    step: Step, sent: GradientList, arrived: GradientList, forward_finite: tf.Tensor
+) -> Decision:
     count = step.state.overflows_by_variable.shape[0]
-    if step.manager.enable_overflow_check:
-        finding = step.check.inspect(present.gradients)
-    else:
-        finding = no_finding(len(present.gradients))
-    return decide(finding, present.positions, count, forward_finite, Alone())
+    if not step.manager.enable_overflow_check:
+        return decide(
+            no_finding(len(sent.gradients)), sent.positions, count, forward_finite, Alone()
+        )
+    finding = step.check.inspect(sent.gradients)
+    decision = decide(finding, sent.positions, count, forward_finite, step.channel)
+    if not step.channel.may_overflow:
+        return decision
+    # The aggregate is the same for all, so that what is found in it needs no second agreement.
+    return joined(decision, step.check.inspect(arrived.gradients), arrived.positions)
 
 
 def _finish(step: Step, before: ScaleState, decision: Decision) -> None:
@@ -158,20 +196,28 @@ def _transition(manager: LossScaleManager, before: ScaleState, finite: tf.Tensor
     return ScaleState(*(tf.ensure_shape(value, ()) for value in after))
 
 
-def move_scale(step: Step, finite: Any) -> tf.Tensor:
+def move_scale(manager: LossScaleManager, state: StepState, finite: Any) -> tf.Tensor:
     """Makes one transition by hand, as `update_loss_scale` of the managers' interface does.
 
     Args:
-        step: the optimizer's configuration and variables.
+        manager: how the loss scale moves.
+        state: the optimizer's variables.
         finite: bool scalar.
 
     Returns:
         The new loss scale, float32 scalar.
     """
-    finite = tf.cast(finite, tf.bool)
-    after = _transition(step.manager, step.state.scale_state(), finite)
-    step.state.assign_scale_state(after)
-    return tf.convert_to_tensor(step.state.loss_scale)
+    after = _transition(manager, state.scale_state(), tf.cast(finite, tf.bool))
+    state.assign_scale_state(after)
+    return tf.convert_to_tensor(state.loss_scale)
+
+
+def _unscaled(
+    gradients: GradientList, scale: tf.Tensor, takes_raw: Callable[[int], bool]
+) -> GradientList:
+    pairs = zip(gradients.gradients, gradients.positions, strict=True)
+    unscaled = [g if takes_raw(p) else unscale(g, scale) for g, p in pairs]
+    return GradientList(unscaled, gradients.positions)
 
 
 def present_gradients(

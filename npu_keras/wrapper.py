@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one optimizer talks to its peers: what it sends, what arrives, and who decides."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from npu_keras._upstream import in_xla
+from npu_keras.aggregation import GradientAggregation, Kinds, agreed_kinds, kind_of
+from npu_keras.buckets import Plan
+from npu_keras.engines import Engine
+from npu_keras.engines.strategy import ReplicaTransport
+from npu_keras.journal import read
+from npu_keras.overflow import Gradient
+from npu_keras.sparse import deduplicated, map_values
+
+_lanes: "dict[int, itertools.count[int]]" = {}
+
+
+class GradientList(NamedTuple):
+    """The gradients there are, and the position of each among the trained variables."""
+
+    gradients: list[Gradient]
+    positions: list[int]
+
+
+class Channel(Protocol):
+    """What a step needs of its peers: ranks, replicas, or nobody.
+
+    Attributes:
+        size: how many take the step together.
+        may_overflow: whether finite gradients of all can still overflow in the aggregate.
+    """
+
+    size: int
+    may_overflow: bool
+
+    def rank_tensor(self) -> tf.Tensor:
+        """Returns the own rank, int64 scalar in 0..size-1."""
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the elementwise sum of an int64 vector over all peers."""
+
+    def outgoing(self, own: GradientList) -> GradientList:
+        """Returns what is sent; overflows are looked for in this."""
+
+    def reduce(self, sent: GradientList) -> GradientList:
+        """Returns the aggregate of what all peers sent, the same on all of them."""
+
+    def parts(self, sent: GradientList) -> list[list[int]]:
+        """Returns the entries of `sent` that arrive together, in the order of arrival."""
+
+    def commit(self, write: Callable[..., None], scalars: Any, gradients: list[Gradient]) -> None:
+        """Calls `write(scalars, gradients)` where variables of all peers can be written."""
+
+    def update(self, function: Callable[[Any], None], gradients: Any) -> None:
+        """Calls `function(gradients)` where the host's own update belongs; inside `commit`."""
+
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+        """Makes the peers agree before their first step; does nothing later."""
+
+
+class Alone:
+    """Nobody else: what is sent is what arrives."""
+
+    size = 1
+    may_overflow = False
+
+    def rank_tensor(self) -> tf.Tensor:
+        """Returns 0."""
+        return tf.zeros((), tf.int64)
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the vector."""
+        return vector
+
+    def outgoing(self, own: GradientList) -> GradientList:
+        """Returns the own gradients."""
+        return own
+
+    def reduce(self, sent: GradientList) -> GradientList:
+        """Returns the own gradients."""
+        return sent
+
+    def parts(self, sent: GradientList) -> list[list[int]]:
+        """Returns everything as one part."""
+        return [list(range(len(sent.gradients)))]
+
+    def commit(self, write: Callable[..., None], scalars: Any, gradients: list[Gradient]) -> None:
+        """Calls `write` at once."""
+        write(scalars, gradients)
+
+    def update(self, function: Callable[[Any], None], gradients: Any) -> None:
+        """Calls `function` at once."""
+        function(gradients)
+
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+        """Does nothing."""
+
+
+class Replicas(Alone):
+    """The replicas of a `tf.distribute` strategy."""
+
+    may_overflow = True
+
+    def __init__(self) -> None:
+        self._transport = ReplicaTransport()
+        self.size = self._transport.size
+
+    def rank_tensor(self) -> tf.Tensor:
+        """Returns the replica's number."""
+        return self._transport.rank_tensor()
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the elementwise sum over all replicas."""
+        (common,) = self._transport.sum([vector])
+        return common
+
+    def reduce(self, sent: GradientList) -> GradientList:
+        """Returns the sums over all replicas."""
+        return GradientList(self._transport.sum(sent.gradients), sent.positions)
+
+    def commit(self, write: Callable[..., None], scalars: Any, gradients: list[Gradient]) -> None:
+        """Calls `write` in the cross-replica context, where the strategy has one."""
+        self._transport.across(write, scalars, gradients)
+
+    def update(self, function: Callable[[Any], None], gradients: Any) -> None:
+        """Calls `function` in every replica."""
+        self._transport.in_replicas(function, gradients)
+
+
+class DecidingTogether(Alone):
+    """Ranks that decide together and leave the gradients to somebody else.
+
+    Args:
+        engine: how the decision travels.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.size = engine.size
+        self._first_lane = take_lanes(engine, 1)
+
+    def rank_tensor(self) -> tf.Tensor:
+        """Returns the own rank."""
+        return tf.constant(self.engine.rank, tf.int64)
+
+    def total(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the elementwise sum over all ranks."""
+        self._refuse_xla()
+        (common,) = self.engine.all_reduce(
+            [vector], reduction="sum", lane=self._first_lane, label="overflow decision"
+        )
+        return common
+
+    def _refuse_xla(self) -> None:
+        if in_xla() and "xla" not in self.engine.capabilities:
+            raise RuntimeError(
+                f"The {self.engine.name!r} engine sends gradients from outside of XLA, so the "
+                "training step cannot be compiled. Pass `jit_compile=False` to `model.compile` "
+                "(or to your `tf.function`)."
+            )
+
+
+class Aggregating(DecidingTogether):
+    """Ranks whose gradients become one.
+
+    Args:
+        aggregation: the settings.
+        engine: how tensors travel.
+        variables: the trained variables, in order.
+    """
+
+    def __init__(
+        self, aggregation: GradientAggregation, engine: Engine, variables: Sequence[Any]
+    ) -> None:
+        super().__init__(engine)
+        self.aggregation = aggregation
+        self._variables = list(variables)
+        self._first_bucket = take_lanes(engine, 3 * len(self._variables))
+        self._kinds: Kinds | None = None
+        self._prepared = False
+        self.may_overflow = aggregation.reduction == "sum"
+
+    def outgoing(self, own: GradientList) -> GradientList:
+        """Returns the gradients all ranks have agreed on, divided and cast for the wire."""
+        self._refuse_xla()
+        have: dict[int, Gradient] = {}
+        for position, gradient in zip(own.positions, own.gradients, strict=True):
+            twice = position in have
+            have[position] = tf.add_n([have[position], gradient]) if twice else gradient
+        kinds = self._agree({p: kind_of(g, self.aggregation) for p, g in have.items()})
+        positions = [*kinds.dense, *kinds.sparse]
+        whole = [self._filled(have.get(p), p, dense=p in kinds.dense) for p in positions]
+        return GradientList([self.aggregation.outgoing(g, self.size) for g in whole], positions)
+
+    def reduce(self, sent: GradientList) -> GradientList:
+        """Returns the sums of what all ranks sent, in the variables' own dtypes."""
+        arrived: dict[int, Gradient] = {}
+        for lane, part in enumerate(self.parts(sent)):
+            positions = [sent.positions[i] for i in part]
+            label = _label([_name(self._variables[p]) for p in positions])
+            gradients = [sent.gradients[i] for i in part]
+            reduced = self._send(gradients, self._first_bucket + 3 * lane, label)
+            arrived.update(zip(positions, reduced, strict=True))
+        return GradientList(
+            [self._own_dtype(arrived[p], p) for p in sent.positions], sent.positions
+        )
+
+    def parts(self, sent: GradientList) -> list[list[int]]:
+        """Returns one part for each bucket, then one for each sparse gradient."""
+        kinds = self._kinds
+        assert kinds is not None  # `outgoing` came first
+        entry = {position: i for i, position in enumerate(sent.positions)}
+        plan = self.plan(kinds.dense)
+        dense = [[entry[kinds.dense[i]] for i in bucket.indices] for bucket in plan.buckets]
+        return dense + [[entry[position]] for position in kinds.sparse]
+
+    def plan(self, positions: Sequence[int]) -> Plan:
+        """Returns the buckets of the variables at these positions."""
+        return self.aggregation.plan([self._variables[p] for p in positions], self.engine)
+
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+        """Compares the variables of all ranks, and gives all of them rank 0's values.
+
+        Args:
+            trained: the trained variables.
+            others: the optimizer's variables.
+
+        Raises:
+            RuntimeError: on every rank, if the ranks do not train the same variables with the
+                same settings, or if an eager first step was computed from different weights.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        _require_same_everywhere(self.engine, trained, self.aggregation)
+        if not self.aggregation.broadcast_initial:
+            return
+        if tf.executing_eagerly():
+            _require_equal_weights(self.engine, trained)
+        with tf.init_scope():
+            self.broadcast([*trained, *others])
+
+    def broadcast(self, variables: Sequence[Any], root_rank: int = 0) -> None:
+        """Overwrites variables with those of one rank (eagerly)."""
+        values = [tf.convert_to_tensor(variable) for variable in variables]
+        lane = self._first_lane
+        received = self.engine.broadcast(
+            values, root_rank=root_rank, lane=lane, label="initial variables"
+        )
+        for variable, value in zip(variables, received, strict=True):
+            variable.assign(value)
+
+    def _send(self, gradients: list[Gradient], lane: int, label: str) -> list[Gradient]:
+        if not isinstance(gradients[0], tf.IndexedSlices):
+            return self.engine.all_reduce(gradients, reduction="sum", lane=lane, label=label)
+        (slices,) = gradients
+        values = self.engine.all_gather(slices.values, lane=lane, label=label)
+        indices = self.engine.all_gather(slices.indices, lane=lane + 1, label=f"{label} (indices)")
+        return [deduplicated(tf.IndexedSlices(values, indices, slices.dense_shape))]
+
+    def _own_dtype(self, gradient: Gradient, position: int) -> Gradient:
+        dtype = tf.as_dtype(self._variables[position].dtype)
+        return map_values(lambda values: tf.cast(values, dtype), gradient)
+
+    def _filled(self, gradient: Gradient | None, position: int, *, dense: bool) -> Gradient:
+        variable = self._variables[position]
+        shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+        if gradient is None and dense:
+            return tf.zeros(shape, dtype)
+        if gradient is None:
+            rows = tf.zeros([0, *shape[1:]], dtype)
+            return tf.IndexedSlices(rows, tf.zeros([0], tf.int64), tf.constant(shape.as_list()))
+        if dense:
+            return tf.convert_to_tensor(gradient)
+        return tf.IndexedSlices(
+            gradient.values, tf.cast(gradient.indices, tf.int64), gradient.dense_shape
+        )
+
+    def _agree(self, kinds: dict[int, str]) -> Kinds:
+        own = [kinds.get(position, "none") for position in range(len(self._variables))]
+        if self._kinds is None:
+            self._kinds = agreed_kinds(self.engine.exchange(own, "kinds of gradients"))
+        known = {*self._kinds.dense, *self._kinds.sparse}
+        new = [_name(self._variables[p]) for p in kinds if p not in known]
+        if new:
+            raise RuntimeError(
+                "Every rank must send the same gradients in every step, as in the first one, in "
+                f"which no rank had a gradient for {new[0]!r}. Freeze or unfreeze layers before "
+                "the first step, or make a new optimizer."
+            )
+        return self._kinds
+
+
+def take_lanes(engine: Engine, count: int) -> int:
+    """Reserves lane numbers, in the order in which optimizers are built on every rank."""
+    numbers = _lanes.setdefault(id(engine), itertools.count())
+    first = next(numbers)
+    for _ in range(count - 1):
+        next(numbers)
+    return first
+
+
+def _name(variable: Any) -> str:
+    return getattr(variable, "path", variable.name)
+
+
+def _label(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} variables)"
+
+
+def _require_same_everywhere(
+    engine: Engine, trained: Sequence[Any], aggregation: GradientAggregation
+) -> None:
+    """Raises on every rank, naming the first difference between two ranks."""
+    shapes = [
+        [i, tf.TensorShape(v.shape).as_list(), tf.as_dtype(v.dtype).name]
+        for i, v in enumerate(trained)
+    ]
+    settings = {**aggregation.get_config(), "engine": engine.name}
+    own = [_digest(shapes), settings]
+    everyone = engine.exchange(own, "variables and settings")
+    if all(other == everyone[0] for other in everyone):
+        return
+    for rank, (_, other) in enumerate(everyone):
+        if other != everyone[0][1]:
+            raise RuntimeError(
+                "All ranks must aggregate with the same settings. Rank 0 has "
+                f"{everyone[0][1]}, rank {rank} has {other}."
+            )
+    _name_first_difference(engine, shapes, [_name(v) for v in trained])
+
+
+def _name_first_difference(engine: Engine, shapes: list[Any], names: list[str]) -> None:
+    described = [[name, *shape] for name, shape in zip(names, shapes, strict=True)]
+    everyone = engine.exchange(described, "descriptions of variables")
+    for rank, other in enumerate(everyone):
+        pairs = itertools.zip_longest(everyone[0], other)
+        for index, (first, second) in enumerate(pairs):
+            if first is None or second is None or first[1:] != second[1:]:
+                raise RuntimeError(
+                    "All ranks must train the same variables. The first difference is variable "
+                    f"{index}: rank 0 has {_describe(first)}, rank {rank} has {_describe(second)}."
+                )
+
+
+def _describe(entry: list[Any] | None) -> str:
+    if entry is None:
+        return "none"
+    name, _, shape, dtype = entry
+    return f"{name!r} with shape {tuple(shape)} and dtype {dtype}"
+
+
+def _require_equal_weights(engine: Engine, trained: Sequence[Any]) -> None:
+    # In an eager loop the first gradients exist already, made from the weights before the
+    # broadcast: they would be mixed silently.
+    own = [hashlib.sha256(np.ascontiguousarray(read(v)).tobytes()).hexdigest() for v in trained]
+    everyone = engine.exchange(_digest(own), "hashes of weights")
+    if any(other != everyone[0] for other in everyone):
+        raise RuntimeError(
+            "The ranks computed their first gradients from different weights. In an eager loop "
+            "call `npu_keras.distribute.broadcast(model.variables)` before the first step, or "
+            "put the step in a `tf.function`."
+        )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

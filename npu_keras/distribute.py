@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations of the training job, over whichever engine it runs on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_keras import engines
+from npu_keras.channels import take_lanes
+
+REDUCTIONS = ("mean", *engines.REDUCTIONS)
+
+
+def engine(name: str | None = None, timeout_s: float = engines.DEFAULT_TIMEOUT_S) -> engines.Engine:
+    """Returns the engine of this process: how it talks to the other ranks.
+
+    Args:
+        name: one of `npu_keras.engines.NAMES`; None finds the one the environment asks for.
+        timeout_s: the longest wait for another rank, in seconds.
+    """
+    return engines.find(name, timeout_s=timeout_s)
+
+
+def rank() -> int:
+    """Returns the number of this process, from 0 to `size() - 1`."""
+    return engine().rank
+
+
+def size() -> int:
+    """Returns the number of processes."""
+    return engine().size
+
+
+def all_reduce(values: Any, reduction: str = "mean") -> Any:
+    """Reduces tensors elementwise over all ranks.
+
+    Args:
+        values: a tensor, or a list or tuple of tensors of any numeric dtype and shape, the same
+            on all ranks. None in a list stays None.
+        reduction: `"mean"`, `"sum"`, `"max"` or `"min"`. A mean divides before it sends, so that
+            finite numbers cannot overflow on the way.
+
+    Returns:
+        A tensor, or a list of tensors.
+
+    Raises:
+        ValueError: for an unknown reduction.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(
+            f"`reduction` must be one of {REDUCTIONS}. Received: reduction={reduction!r}"
+        )
+    if not isinstance(values, list | tuple):
+        return all_reduce([values], reduction)[0]
+    return [None if value is None else _all_reduce_one(value, reduction) for value in values]
+
+
+def broadcast(variables: Sequence[Any], root_rank: int = 0) -> None:
+    """Overwrites variables with those of one rank.
+
+    Args:
+        variables: Keras or TensorFlow variables, the same on all ranks; for example
+            `model.variables`.
+        root_rank: the rank whose values all take.
+    """
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    if not values:
+        return
+    lane = take_lanes(engine(), 1)
+    received = engine().broadcast(values, root_rank=root_rank, lane=lane, label="broadcast")
+    for variable, value in zip(variables, received, strict=True):
+        variable.assign(value)
+
+
+def barrier() -> None:
+    """Waits until all ranks are here."""
+    engine().barrier("barrier")
+
+
+def shard_and_rebatch_dataset(
+    dataset: tf.data.Dataset, global_batch_size: int
+) -> tuple[tf.data.Dataset, int]:
+    """Gives each rank its share of a dataset, and the batch size to go with it.
+
+    Args:
+        dataset: not batched yet; rank r takes elements r, r + size, r + 2 size, ...
+        global_batch_size: elements in one step over all ranks.
+
+    Returns:
+        The rank's dataset, not batched, and its batch size. With one rank both are unchanged.
+
+    Raises:
+        ValueError: if `global_batch_size` is not divisible by the number of ranks.
+    """
+    if size() == 1:
+        return dataset, global_batch_size
+    if global_batch_size % size():
+        raise ValueError(
+            f"`global_batch_size` must be divisible by the number of ranks, {size()}. "
+            f"Received: global_batch_size={global_batch_size}"
+        )
+    return dataset.shard(size(), rank()), global_batch_size // size()
+
+
+def _all_reduce_one(value: Any, reduction: str) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    mean = reduction == "mean"
+    if mean and value.dtype.is_floating:
+        value = value / tf.constant(size(), value.dtype)
+    lane = take_lanes(engine(), 1)
+    (reduced,) = engine().all_reduce(
+        [value], reduction="sum" if mean else reduction, lane=lane, label="all_reduce"
+    )
+    return reduced // size() if mean and value.dtype.is_integer else reduced

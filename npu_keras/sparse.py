@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IndexedSlices: gradients of a few rows of a large variable."""
+
+import tensorflow as tf
+
+
+def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the rows that belong to one index, so that each index is sent and applied once.
+
+    Args:
+        slices: values of shape `(rows, ...)`, indices of shape `(rows,)`, in any order.
+
+    Returns:
+        IndexedSlices with as many rows as there are different indices. Never densified.
+    """
+    indices, segments = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, segments, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def map_values(function: object, gradient: tf.Tensor | tf.IndexedSlices) -> object:
+    """Applies a function to a tensor, or to the values of IndexedSlices."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return function(gradient)  # type: ignore[operator]
+    values = function(gradient.values)  # type: ignore[operator]
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
