@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from npu_keras._upstream import layers_of
 from npu_keras.callbacks import wording
 from npu_keras.callbacks.forward_state import forward_state
 from npu_keras.event_log import EventLog
@@ -137,9 +138,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     def _forecast(self) -> None:
         unsettled = self._before.attempted_steps == self._before.skipped_steps
-        if unsettled and any(
-            layer.compute_dtype == "float16" for layer in self.model.layers if layer.compute_dtype
-        ):
+        if unsettled and any(layer.compute_dtype == "float16" for layer in layers_of(self.model)):
             manager = self._optimizer.loss_scale_manager
             self._print(wording.forecast(manager, self._before.loss_scale))
 

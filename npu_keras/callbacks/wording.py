@@ -172,7 +172,7 @@ def _first(overflows: Sequence[Event]) -> str:
     if event.variable is None:
         return ""
     others = event.bad_variables - 1
-    more = f" and {others} more variable{'s' if others > 1 else ''}" if others > 0 else ""
+    more = f" (and {others} more)" if others > 0 else ""
     return f"first overflow in {event.variable}{more}"
 
 
@@ -185,6 +185,8 @@ def _pending(span: Span, manager: Any) -> str:
 
 
 def _total(span: Span) -> str:
+    if span.after.attempted_steps == span.attempted:
+        return ""
     return f"{span.after.skipped_steps} of {span.after.attempted_steps} skipped in total"
 
 

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers behind the figures: from events to points, and fewer points where there are many."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npu_keras.event_log import read_events
+from npu_keras.journal import Event, JournalReader
+
+INTERVALS = 400
+"""Into how many intervals the steps are divided when they cannot be drawn one by one."""
+
+
+class Points(NamedTuple):
+    """Points of a line or of marks, in ascending order of `x`."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Band(NamedTuple):
+    """A condensed line: `intervals + 1` edges, and three values per interval."""
+
+    edges: np.ndarray
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+
+class ScaleRecord(NamedTuple):
+    """What is known about a run.
+
+    Attributes:
+        events: the events, oldest first.
+        attempts: steps tried, as far as known.
+        skipped: steps skipped.
+        scale: the loss scale at the end, None if unknown.
+        floor: lower bound of the scale, if any.
+        ceiling: upper bound of the scale, if any.
+        complete: whether no more than `attempts` steps were tried; events alone do not tell.
+        first: the first step whose events are known.
+        notes: what the reader of a figure has to know about what is missing.
+    """
+
+    events: Sequence[Event]
+    attempts: int
+    skipped: int
+    scale: float | None = None
+    floor: float | None = None
+    ceiling: float | None = None
+    complete: bool = False
+    first: int = 1
+    notes: Sequence[str] = ()
+
+    @property
+    def headline(self) -> str:
+        """One line that says how the run went."""
+        if not self.attempts:
+            return "Loss scale: no step recorded"
+        if not self.complete:
+            return f"Loss scale: {self.skipped:,} of the first {self.attempts:,} steps skipped"
+        share = f" ({self.skipped / self.attempts:.1%})" if self.skipped else ""
+        return f"Loss scale: {self.skipped:,} of {self.attempts:,} steps skipped{share}"
+
+    def with_attempts(self, attempts: int) -> "ScaleRecord":
+        """Returns the record of a run in which so many steps are known to have been tried.
+
+        Args:
+            attempts: number of steps.
+        """
+        return self._replace(attempts=max(attempts, self.attempts), complete=True)
+
+    def line(self) -> Points:
+        """Returns the corners of the loss scale's step line.
+
+        A scale holds from half a step before the first step that used it.
+        """
+        x: list[float] = []
+        y: list[float] = []
+        for event in self.events:
+            if not y or event.scale_before != y[-1]:
+                x.append(event.attempt - 0.5 if y else self.first - 0.5)
+                y.append(event.scale_before)
+            if event.scale_after != y[-1]:
+                x.append(event.attempt + 0.5)
+                y.append(event.scale_after)
+        final = y[-1] if y else self.scale
+        if final is not None and self.attempts:
+            x += [self.attempts + 0.5] if x else [self.first - 0.5, self.attempts + 0.5]
+            y += [final] if y else [final, final]
+        return _drawable(Points(np.array(x, np.float64), np.array(y, np.float64)))
+
+    def skips(self) -> Points:
+        """Returns the skipped steps, with their loss scales."""
+        chosen = [event for event in self.events if event.skipped]
+        return _points([e.attempt for e in chosen], [e.scale_before for e in chosen])
+
+    def moves(self, kind: str) -> Points:
+        """Returns where the scale moved, with the scales it moved to.
+
+        Args:
+            kind: `"grow"` or `"back off"`.
+        """
+        chosen = [event for event in self.events if event.kind == kind]
+        return _points([e.attempt + 0.5 for e in chosen], [e.scale_after for e in chosen])
+
+
+def load(source: Any) -> ScaleRecord:
+    """Reads a run from an optimizer, a list of events or a file of events.
+
+    Args:
+        source: see `npu_keras.plotting.plot_loss_scale`.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if isinstance(source, str | os.PathLike):
+        events, damaged = read_events(os.fspath(source))
+        notes = [f"{len(damaged):,} lines of the file are damaged"] if damaged else []
+        return _of_events(events, notes)
+    if hasattr(source, "journal") and hasattr(source, "loss_scale_manager"):
+        return _of_optimizer(source)
+    if isinstance(source, Sequence) and all(isinstance(event, Event) for event in source):
+        return _of_events(source)
+    raise TypeError(
+        "`source` must be an optimizer of npu_keras, a list of `npu_keras.Event`, or the path of "
+        f"a file that `LossScaleLogger(jsonl=...)` wrote. Received: source={source!r}"
+    )
+
+
+def _of_events(events: Sequence[Event], notes: Sequence[str] = ()) -> ScaleRecord:
+    attempts = max((event.attempt for event in events), default=0)
+    skipped = sum(event.skipped for event in events)
+    return ScaleRecord(events, attempts, skipped, notes=notes)
+
+
+def _of_optimizer(optimizer: Any) -> ScaleRecord:
+    reader = JournalReader(optimizer.journal, since=0)
+    events = reader.drain()
+    now, manager = optimizer.journal.snapshot(), optimizer.loss_scale_manager
+    first, notes = 1, []
+    if reader.lost:
+        first = events[0].attempt
+        notes.append(
+            f"the optimizer keeps the last {len(events)} events; {reader.lost:,} earlier ones "
+            "are not drawn"
+        )
+    return ScaleRecord(
+        events, now.attempted_steps, now.skipped_steps, now.loss_scale,
+        manager.min_loss_scale, manager.max_loss_scale, complete=True, first=first, notes=notes,
+    )  # fmt: skip
+
+
+def band(points: Points, intervals: int = INTERVALS) -> Band:
+    """Condenses a line: range and median of each of many intervals.
+
+    Args:
+        points: the corners of a line that keeps its value up to the next corner; at least one.
+        intervals: how many intervals of equal width there are.
+    """
+    edges = np.linspace(points.x[0], points.x[-1], intervals + 1)
+    entering = np.searchsorted(points.x, edges[:-1], side="right") - 1
+    leaving = np.searchsorted(points.x, edges[1:], side="left")
+    pairs = list(zip(entering, leaving, strict=True))
+    low = np.array([points.y[first : max(end, first + 1)].min() for first, end in pairs])
+    high = np.array([points.y[first : max(end, first + 1)].max() for first, end in pairs])
+    inside = edges[:-1, None] + np.diff(edges)[:, None] * np.linspace(0, 1, 65)[:-1]
+    values = points.y[np.searchsorted(points.x, inside, side="right") - 1]
+    return Band(edges, low, np.quantile(values, 0.5, axis=1, method="lower"), high)
+
+
+def shares(steps: np.ndarray, last: int, intervals: int = INTERVALS) -> tuple[np.ndarray, ...]:
+    """Returns the edges of intervals of the steps, and which share of each is in `steps`.
+
+    Args:
+        steps: step numbers.
+        last: the last step of all, at least the number of intervals.
+        intervals: how many intervals there are.
+    """
+    edges = np.unique(np.linspace(0.5, last + 0.5, intervals + 1).round() - 0.5)
+    counts, _ = np.histogram(steps, edges)
+    return edges, counts / np.diff(edges)
+
+
+def _points(x: Sequence[float], y: Sequence[float]) -> Points:
+    return Points(np.array(x, np.float64), np.array(y, np.float64))
+
+
+def _drawable(points: Points) -> Points:
+    """A scale of 0 or infinity, which only a manager of the user's own reaches, has no log2."""
+    good = np.isfinite(points.y) & (points.y > 0)
+    return Points(points.x[good], points.y[good])
