@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Keras 3 host: where a step of `npu_keras` meets a Keras 3 optimizer."""
 
+import contextlib
 import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from npu_keras._upstream import leave_aggregation_to_us
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
 from npu_keras.overflow import Gradient
@@ -94,7 +96,7 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         if trainable_variables is not None:
             variables = list(trainable_variables)
             if not self.built:
-                with keras.name_scope(self.name, caller=self):
+                with _eagerly(), keras.name_scope(self.name, caller=self):
                     self.build(variables)
             self._check_variables_are_known(variables)
             return variables
@@ -281,6 +283,15 @@ class KerasHost(StepMixin, LossScaleOptimizer):
 
     def _compute_dtype(self) -> str:
         return keras.config.dtype_policy().compute_dtype
+
+
+def _eagerly() -> contextlib.AbstractContextManager[None]:
+    """Lifts the making of variables out of a graph that is being traced.
+
+    A variable made while tracing has no value until the trace has ended, too late for ranks that
+    have to agree on it before. Replicas make theirs together, which cannot be lifted.
+    """
+    return tf.init_scope() if replicas_in_sync() == 1 else contextlib.nullcontext()
 
 
 def revive(value: Any, custom_objects: Any = None) -> Any:
