@@ -14,8 +14,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 # A process for each folder of tests: what one does to TensorFlow's runtime does not reach the next.
 PURE_TESTS := tests/pure
-ALL_TESTS := $(PURE_TESTS) $(filter-out $(PURE_TESTS), \
-    $(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py)))) $(wildcard tests/test_*.py))
+ALL_TESTS := $(shell find tests -name 'test_*.py' | cut -d/ -f1,2 | sort -u)
 TESTS := $(if $(FAST),$(PURE_TESTS),$(ALL_TESTS))
 
 .DEFAULT_GOAL := help
