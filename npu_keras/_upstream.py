@@ -5,9 +5,13 @@ Each entry says what it is for and the upstream version it was checked on; the t
 module fail, by name, when one is gone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 
@@ -26,6 +30,47 @@ def supports_no_merge_call() -> bool:
 def leave_aggregation_to_us(optimizer: Any) -> None:
     """Stops a Keras optimizer from summing gradients over replicas itself (Keras 3.15.1)."""
     vars(optimizer)["_all_reduce_sum_gradients"] = list
+
+
+def updates_all_at_once(optimizer: Any) -> bool:
+    """Whether a Keras optimizer has an update of its own beside that of each variable, such as
+    Nadam's, that may run only once in a step (Keras 3.15.1).
+    """
+    own = type(optimizer)._backend_update_step
+    return own is not keras.optimizers.Optimizer._backend_update_step
+
+
+def clip_gradients(optimizer: Any, gradients: Sequence[Any], norm: float) -> list[Any]:
+    """Clips by the global norm exactly as a Keras optimizer does (Keras 3.15.1)."""
+    before = optimizer.global_clipnorm
+    optimizer.global_clipnorm = norm
+    try:
+        return list(optimizer._clip_gradients(gradients))
+    finally:
+        optimizer.global_clipnorm = before
+
+
+def slots_by_reference(optimizer: Any, variables: Sequence[Any]) -> list[tuple[int, str, Any]]:
+    """Builds a Keras optimizer and tells which slot it made for which variable (Keras 3.15.1).
+
+    Returns:
+        For each slot the position of its variable, the slot's name, and the slot.
+    """
+    made: list[tuple[int, str, Any]] = []
+    positions = {id(variable): i for i, variable in enumerate(variables)}
+    add = optimizer.add_variable_from_reference
+
+    def recording(reference_variable: Any, name: str | None = None, **kwargs: Any) -> Any:
+        slot = add(reference_variable, name=name, **kwargs)
+        made.append((positions[id(reference_variable)], str(name), slot))
+        return slot
+
+    vars(optimizer)["add_variable_from_reference"] = recording
+    try:
+        optimizer.build(list(variables))
+    finally:
+        del vars(optimizer)["add_variable_from_reference"]
+    return made
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -55,3 +100,42 @@ def loss_average(model: Any) -> list[Any]:
 def has_own_train_step(model: Any) -> bool:
     """Whether `train_step` is the user's and not the one of Keras (Keras 3.15.1)."""
     return not str(model.train_step.__module__).startswith("keras.src.")
+
+
+def runtime_has_started() -> bool:
+    """Whether TensorFlow has set up its devices already (TensorFlow 2.21.0)."""
+    return context.context()._context_handle is not None
+
+
+def start_collectives(addresses: Sequence[str], rank: int) -> None:
+    """Joins the processes at `addresses` for collective ops (TensorFlow 2.21.0).
+
+    Listens on `addresses[rank]`. The public way, `tf.distribute.MultiWorkerMirroredStrategy`,
+    does the same and brings its own replicas, time-outs and health checks along.
+    """
+    ctx = context.context()
+    ctx.configure_collective_ops(collective_leader="/job:worker/replica:0/task:0")
+    server = tensorflow_server_pb2.ServerDef(
+        cluster=tf.train.ClusterSpec({"worker": list(addresses)}).as_cluster_def(),
+        default_session_config=ctx.config,
+        job_name="worker",
+        task_index=rank,
+        protocol="grpc",
+    )
+    ctx.enable_collective_ops(server)
+    ctx.ensure_initialized()
+
+
+def abort_collectives(message: str) -> None:
+    """Ends every collective op of this process with an UnavailableError (TensorFlow 2.21.0)."""
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def answers(rank: int, timeout_s: float) -> bool:
+    """Whether the process of a rank serves collective ops (TensorFlow 2.21.0)."""
+    task = f"/job:worker/replica:0/task:{rank}"
+    try:
+        context.context().check_collective_ops_peer_health(task, int(timeout_s * 1000))
+    except tf.errors.OpError:
+        return False
+    return True

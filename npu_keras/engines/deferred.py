@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_keras.engines import lane_order
+
 Start = Callable[[Sequence[Any]], int]
 Finish = Callable[[int], list[Any]]
-_COLLECTION = "npu_keras/last_finish"
 
 
 class Deferred:
@@ -39,6 +40,7 @@ class Deferred:
         tensors: Sequence[tf.Tensor],
         shapes: Sequence[tf.TensorShape],
         dtypes: Sequence[tf.DType],
+        lane: int,
     ) -> list[tf.Tensor]:
         """Starts a transfer of `tensors` and returns its results.
 
@@ -48,13 +50,14 @@ class Deferred:
             tensors: the tensors to send.
             shapes: static shapes of the results.
             dtypes: dtypes of the results.
+            lane: int, starts of one lane keep the order of tracing.
         """
         if tf.executing_eagerly():
             arrays = finish(start([_as_array(tensor) for tensor in tensors]))
             with tf.device("CPU:0"):
                 return [tf.convert_to_tensor(array) for array in arrays]
         with tf.device("CPU:0"):
-            results = self._in_graph(start, finish, tensors, dtypes)
+            results = self._in_graph(start, finish, tensors, dtypes, lane)
         for result, shape in zip(results, shapes, strict=True):
             result.set_shape(shape)
         return results
@@ -65,20 +68,17 @@ class Deferred:
         finish: Finish,
         tensors: Sequence[tf.Tensor],
         dtypes: Sequence[tf.DType],
+        lane: int,
     ) -> list[tf.Tensor]:
-        graph = tf.compat.v1.get_default_graph()
-        collection = graph.get_collection_ref(_COLLECTION)
-        chain = [op for op in collection if op.graph is graph]  # an inner graph gets a copy
-        with tf.control_dependencies(chain if self._ordered else []):
+        order = "all" if self._ordered else f"lane {lane}"
+        with tf.control_dependencies(lane_order.previous(f"start {order}")):
             number = tf.numpy_function(
-                lambda *arrays: np.int64(start(arrays)),
-                list(tensors),
-                tf.int64,
-                name="start",
+                lambda *arrays: np.int64(start(arrays)), list(tensors), tf.int64, name="start"
             )
-        with tf.control_dependencies(chain):
+        lane_order.remember(f"start {order}", number.op)
+        with tf.control_dependencies(lane_order.previous("finish")):
             results = tf.numpy_function(finish, [number], list(dtypes), name="finish")
-        collection[:] = [results[0].op]
+        lane_order.remember("finish", results[0].op)
         return list(results)
 
 

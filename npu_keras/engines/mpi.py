@@ -168,6 +168,7 @@ class MpiEngine:
             tensors,
             shapes or [tensor.shape for tensor in tensors],
             [tensor.dtype for tensor in tensors],
+            lane,
         )
 
     def _start(self, make: Any, arrays: Sequence[Any], label: str) -> int:

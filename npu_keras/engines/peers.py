@@ -111,6 +111,16 @@ class Peers:
         if self.failure is not None:
             raise EngineTimeout(self.failure)
 
+    def explain(self, label: str, error: str) -> str:
+        """Finds out which rank is to blame for an error of the transport; returns a message."""
+        deadline = time.monotonic() + _GRACE_S
+        with self._changed:
+            while not self._gone_since and not self.failure and time.monotonic() < deadline:
+                self._changed.wait(self._period_s / 4)
+        reason = self._gone() if self._gone_since else self._late(None)
+        self.failure = self.failure or f"{self._prefix()} {reason} During {label}: {error}"
+        return self.failure
+
     def leave(self, longest_s: float) -> bool:
         """Says that this rank takes part no more, and waits for the others to say so.
 
@@ -135,7 +145,10 @@ class Peers:
             return False
 
     def _fail(self, message: str) -> None:
-        self.failure = f"Rank {self.rank} of {self.size} gives up: {message}"
+        self.failure = f"{self._prefix()} {message}"
+
+    def _prefix(self) -> str:
+        return f"Rank {self.rank} of {self.size} gives up:"
 
     def _gone(self) -> str:
         members = [(r, m) for r, m in enumerate(self._members) if m.state != "here"]

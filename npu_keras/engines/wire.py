@@ -85,9 +85,15 @@ def connect(hosts: Sequence[str], port: int, timeout_s: float) -> Wire:
 
 
 def listen(host: str) -> socket.socket:
-    """Listens on a free port of `host`."""
+    """Listens on a free port of `host`, or of all addresses where `host` is none of this machine's.
+
+    The latter is so in a container that is reached through the address of its machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family)
+    try:
+        return socket.create_server((host, 0), family=family)
+    except OSError:
+        return socket.create_server(("", 0))
 
 
 def own_addresses() -> list[str]:
