@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
-from npu_keras._upstream import leave_aggregation_to_us
+from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync
+from npu_keras.journal import read
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
 from npu_keras.overflow import Gradient
@@ -192,16 +194,37 @@ class KerasHost(StepMixin, LossScaleOptimizer):
 
     # Saving.
 
+    def _stored_variables(self) -> list[Any]:
+        return list(self.variables)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes variables by position.
+
+        Args:
+            store: mapping of position to value.
+        """
+        for position, variable in enumerate(self._stored_variables()):
+            store[str(position)] = read(variable)
+
     def load_own_variables(self, store: Any) -> None:
         """Loads variables by position, at once or, before `build`, when it is built.
 
         Args:
             store: mapping of position to value.
         """
-        if self.built:
-            super(LossScaleOptimizer, self).load_own_variables(store)
-        else:
+        if not self.built:
             self._pending_store = {key: np.array(store[key]) for key in store}
+            return
+        variables = self._stored_variables()
+        if len(store) != len(variables):
+            warnings.warn(
+                f"Nothing was loaded into {type(self).__name__}: it has {len(variables)} "
+                f"variables, the file has {len(store)} for it.",
+                stacklevel=2,
+            )
+            return
+        for position, variable in enumerate(variables):
+            variable.assign(np.asarray(store[str(position)]))
 
     def _load_pending(self) -> None:
         pending, self._pending_store = self._pending_store, None
@@ -264,6 +287,21 @@ class KerasHost(StepMixin, LossScaleOptimizer):
 
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
         self._target.apply(gradients, trainable_variables=variables)
+
+    def _after_step(self) -> None:
+        """Does what every step ends with, skipped or not."""
+
+    def _tail_obstacle(self) -> str | None:
+        optimizer = self._updating_optimizer
+        if optimizer.global_clipnorm is not None:
+            return "global_clipnorm needs every gradient"
+        if optimizer.use_ema:
+            return "the moving average covers all variables at once"
+        if optimizer.gradient_accumulation_steps:
+            return "accumulated gradients are applied at once"
+        if updates_all_at_once(optimizer):
+            return f"{type(optimizer).__name__} updates all variables at once"
+        return None
 
     def _trained_variables(self) -> list[Any]:
         return list(self._trainable_variables)

@@ -5,6 +5,7 @@ A flavour derives a host class from `StepMixin` and fills in the few hooks that 
 names; see `npu_keras.host` for Keras 3.
 """
 
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import Gradient, OverflowCheck
 from npu_keras.scaling import LossScaling
 
+logger = logging.getLogger("npu_keras")
+
 
 class StepMixin:
     """State and step of an optimizer; the hooks at the end belong to the host."""
@@ -37,6 +40,7 @@ class StepMixin:
     _decides_together = False
     _overlaps_tail = False
     _channel: Channel | None = None
+    _told_obstacle = False
 
     @property
     def loss_scale_manager(self) -> LossScaleManager:
@@ -136,6 +140,7 @@ class StepMixin:
             takes_raw=self._takes_raw,
             forward_finite=self._scaling.take_forward(),
         )
+        self._after_step()
 
     def _step(self, channel: Channel) -> order.Step:
         scaling = self._scaling
@@ -145,8 +150,17 @@ class StepMixin:
             state=scaling.state,
             protection=scaling.protection,
             channel=channel,
-            overlap_tail=self._overlaps_tail and channel.size > 1,
+            overlap_tail=self._overlaps_tail and self._tail_is_free(channel),
         )
+
+    def _tail_is_free(self, channel: Channel) -> bool:
+        obstacle = self._tail_obstacle()
+        if channel.may_overflow:
+            obstacle = "a sum can overflow on the way, so that all of it has to arrive first"
+        if obstacle and not self._told_obstacle:
+            self._told_obstacle = True
+            logger.info("is_tailing_optimization has nothing to overlap: %s", obstacle)
+        return obstacle is None and channel.size > 1
 
     def _current_channel(self) -> Channel:
         if replicas_in_sync() > 1:
@@ -185,6 +199,13 @@ class StepMixin:
         self, gradients: Sequence[Gradient], variables: Sequence[Any], *, last: bool = True
     ) -> None:
         """Updates variables with unscaled gradients; `last` once in a step."""
+        raise NotImplementedError
+
+    def _after_step(self) -> None:
+        raise NotImplementedError
+
+    def _tail_obstacle(self) -> str | None:
+        """Returns why an update cannot be made part by part, or None if it can."""
         raise NotImplementedError
 
     def _trained_variables(self) -> list[Any]:

@@ -9,11 +9,12 @@ from typing import Any
 import keras
 
 from npu_keras.aggregation import GradientAggregation
-from npu_keras.host import PACKAGE
+from npu_keras.host import PACKAGE, KerasHost
 from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import INF_NAN
 from npu_keras.run_config import check_tailing
 from npu_keras.scaling import require_manager
+from npu_keras.sharding import WeightUpdateSharding
 from npu_keras.wrapper import WrapperHost
 
 logger = logging.getLogger("npu_keras")
@@ -197,6 +198,48 @@ class NPUDistributedOptimizer(WrapperHost):
         name = name or f"Distributed{type(optimizer).__name__}"
         self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
         self.is_weight_update_sharding = bool(is_weight_update_sharding)
+        self._sharding: WeightUpdateSharding | None = None
+        if is_weight_update_sharding and isinstance(optimizer, KerasHost):
+            raise TypeError(
+                "With `is_weight_update_sharding=True` the optimizer inside must be a plain one; "
+                "put loss scaling outside: `NPULossScaleOptimizer(NPUDistributedOptimizer(opt, "
+                "is_weight_update_sharding=True), manager)`."
+            )
+
+    def _build_target(self, variables: list[Any]) -> None:
+        if self.is_weight_update_sharding:
+            if self.inner_optimizer.gradient_accumulation_steps:
+                raise ValueError(
+                    "`gradient_accumulation_steps` needs an accumulator of every variable on every "
+                    "rank, which `is_weight_update_sharding=True` takes away. Use one of them."
+                )
+            engine = self._aggregation.engine()
+            self._sharding = WeightUpdateSharding(self.inner_optimizer, engine, variables)
+        super()._build_target(variables)
+
+    def _apply_target(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        if self._sharding is None:
+            super()._apply_target(gradients, variables)
+        else:
+            self._sharding.apply(gradients, variables)
+
+    def _own_variables(self) -> list[Any]:
+        if self._sharding is None:
+            return super()._own_variables()
+        return [*self._variables, *self._sharding.common_variables()]
+
+    def _after_step(self) -> None:
+        if self._sharding is None:
+            super()._after_step()
+        else:
+            self._sharding.publish()
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Sets final values, such as moving averages, at the end of training."""
+        if self._sharding is None:
+            super().finalize_variable_values(var_list)
+        else:
+            self._sharding.finalize()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, JSON-safe."""

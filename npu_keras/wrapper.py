@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
@@ -50,6 +51,7 @@ class WrapperHost(KerasHost):
             self._owns_scaling, self._scaling = False, inside._scaling
         self._aggregation = aggregation or getattr(inside, "_aggregation", None)
         self._init_host(scaling)
+        self._pending_inner: dict[str, np.ndarray] | None = None
         _claim(opt, self)
         if inside is None and self._scaling.active:
             # The manager's scale takes its place, or gradients would be unscaled twice.
@@ -63,6 +65,15 @@ class WrapperHost(KerasHost):
     def _updating_optimizer(self) -> Any:
         inner = self.inner_optimizer
         return inner._updating_optimizer if isinstance(inner, KerasHost) else inner
+
+    def _own_variables(self) -> list[Any]:
+        inner = self.inner_optimizer
+        common = inner._own_variables() if isinstance(inner, KerasHost) else inner.variables
+        return [*self._variables, *common]
+
+    def _after_step(self) -> None:
+        if isinstance(self.inner_optimizer, KerasHost):
+            self.inner_optimizer._after_step()
 
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
         if isinstance(self.inner_optimizer, KerasHost):  # its step is taken here
@@ -108,6 +119,10 @@ class WrapperHost(KerasHost):
             return super().scale_loss(loss)
         return self.inner_optimizer.scale_loss(loss)
 
+    def _stored_variables(self) -> list[Any]:
+        # Keras walks on to `inner_optimizer` and stores that one's variables with it.
+        return list(self._variables)
+
     def load_own_variables(self, store: Any) -> None:
         """Loads variables by position, at once or, before `build`, when it is built.
 
@@ -115,14 +130,19 @@ class WrapperHost(KerasHost):
             store: mapping of position to value.
         """
         super().load_own_variables(store)
-        if not self.built:
-            # Keras loads the inner optimizer next, from a copy of the same values, and would warn
-            # that it is not built.
-            self.inner_optimizer.load_own_variables = _nothing
+        inner = self.inner_optimizer
+        if not self.built and not isinstance(inner, KerasHost):
+            vars(inner)["load_own_variables"] = self._keep_for_inner
+
+    def _keep_for_inner(self, store: Any) -> None:
+        del vars(self.inner_optimizer)["load_own_variables"]
+        self._pending_inner = {key: np.array(store[key]) for key in store}
 
     def _load_pending(self) -> None:
-        vars(self.inner_optimizer).pop("load_own_variables", None)
         super()._load_pending()
+        pending, self._pending_inner = self._pending_inner, None
+        if pending:
+            self.inner_optimizer.load_own_variables(pending)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -161,10 +181,6 @@ def _forwarded(name: str) -> property:
 
 for _name in FORWARDED:
     setattr(WrapperHost, _name, _forwarded(_name))
-
-
-def _nothing(store: Any) -> None:
-    del store
 
 
 def _claim(opt: Any, owner: Any) -> None:
