@@ -76,6 +76,8 @@ class KerasHost(StepMixin, LossScaleOptimizer):
     def _build_target(self, variables: list[Any]) -> None:
         self._target.build(variables)
 
+    # AutoGraph would take seconds to convert every function of a step, and has nothing to convert.
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Any = None) -> None:
         """Takes one step: decides, then updates everything or nothing, then moves the scale.
 

@@ -103,6 +103,7 @@ class StepMixin:
         """
         return self._scaling.protection.add(variables)
 
+    @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale, in float32 at least.
 
