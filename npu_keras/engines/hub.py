@@ -120,7 +120,9 @@ class Hub(threading.Thread):
         if len(offers) == len(self._members):
             del self._offers[key]
             values = [offers[r] for r in range(len(self._members))]
-            for member in self._members:
+            # Rank 0 last: its answer may start MPI_Finalize, which stops the threads of its
+            # process, this one included.
+            for member in reversed(self._members):
                 if member.wire:
                     member.wire.send(kind="answer", key=key, values=values)
 
