@@ -91,7 +91,7 @@ class ScaleRecord(NamedTuple):
         if final is not None and self.attempts:
             x += [self.attempts + 0.5] if x else [self.first - 0.5, self.attempts + 0.5]
             y += [final] if y else [final, final]
-        return _drawable(Points(np.array(x, np.float64), np.array(y, np.float64)))
+        return _drawable(_points(x, y))
 
     def skips(self) -> Points:
         """Returns the skipped steps, with their loss scales."""
@@ -105,7 +105,8 @@ class ScaleRecord(NamedTuple):
             kind: `"grow"` or `"back off"`.
         """
         chosen = [event for event in self.events if event.kind == kind]
-        return _points([e.attempt + 0.5 for e in chosen], [e.scale_after for e in chosen])
+        points = _points([e.attempt + 0.5 for e in chosen], [e.scale_after for e in chosen])
+        return _drawable(points)
 
 
 def load(source: Any) -> ScaleRecord:
@@ -163,7 +164,7 @@ def band(points: Points, intervals: int = INTERVALS) -> Band:
     """
     edges = np.linspace(points.x[0], points.x[-1], intervals + 1)
     entering = np.searchsorted(points.x, edges[:-1], side="right") - 1
-    leaving = np.searchsorted(points.x, edges[1:], side="left")
+    leaving = np.append(np.searchsorted(points.x, edges[1:-1], side="left"), len(points.x))
     pairs = list(zip(entering, leaving, strict=True))
     low = np.array([points.y[first : max(end, first + 1)].min() for first, end in pairs])
     high = np.array([points.y[first : max(end, first + 1)].max() for first, end in pairs])
@@ -180,7 +181,7 @@ def shares(steps: np.ndarray, last: int, intervals: int = INTERVALS) -> tuple[np
         last: the last step of all, at least the number of intervals.
         intervals: how many intervals there are.
     """
-    edges = np.unique(np.linspace(0.5, last + 0.5, intervals + 1).round() - 0.5)
+    edges = np.unique(np.linspace(0, last, intervals + 1).round()) + 0.5
     counts, _ = np.histogram(steps, edges)
     return edges, counts / np.diff(edges)
 
