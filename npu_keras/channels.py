@@ -35,10 +35,12 @@ class Channel(Protocol):
     Attributes:
         size: how many take the step together.
         may_overflow: whether finite gradients of all can still overflow in the aggregate.
+        divisor: what gradients are divided by before they are sent.
     """
 
     size: int
     may_overflow: bool
+    divisor: int
 
     def rank_tensor(self) -> tf.Tensor:
         """Returns the own rank, int64 scalar in 0..size-1."""
@@ -70,6 +72,7 @@ class Alone:
 
     size = 1
     may_overflow = False
+    divisor = 1
 
     def rank_tensor(self) -> tf.Tensor:
         """Returns 0."""
@@ -185,7 +188,14 @@ class Aggregating(DecidingTogether):
         self._first_bucket = take_lanes(engine, 3 * len(self._variables))
         self._kinds: Kinds | None = None
         self._prepared = False
-        self.may_overflow = aggregation.reduction == "sum"
+        self.divisor = self.size if aggregation.reduction == "mean" else 1
+        self.may_overflow = self.divisor == 1 or self._rounds_up()
+
+    def _rounds_up(self) -> bool:
+        # 65504 / 3 rounds up in float16, and three times that is beyond 65504.
+        dtypes = {tf.as_dtype(variable.dtype) for variable in self._variables}
+        narrow = self.aggregation.wire_dtype == tf.float16 or tf.float16 in dtypes
+        return narrow and self.size & (self.size - 1) != 0
 
     def outgoing(self, own: GradientList) -> GradientList:
         """Returns the gradients all ranks have agreed on, divided and cast for the wire."""

@@ -65,29 +65,41 @@ class OverflowCheck(NamedTuple):
     mode: str
     compute_dtype: str
 
-    def inspect(self, gradients: Sequence[Gradient]) -> "Finding":
+    def inspect(self, gradients: Sequence[Gradient], divided_by: int = 1) -> "Finding":
         """Looks for overflows: one cheap pass, and an exact one only if that raises suspicion.
 
         Args:
             gradients: tensors or IndexedSlices of any shape and dtype; no None.
+            divided_by: what they were divided by since they were computed, which has brought
+                saturated values below the limit.
 
         Returns:
             A finding with one entry per gradient.
         """
-        flag, suspicious = self._read_status(gradients), self._suspicious(gradients)
-        exact = functools.partial(self._count, gradients)
-        none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
-        infs, nans = tf.unstack(tf.cond(suspicious, exact, none))
-        overflowed = tf.logical_or(flag, tf.reduce_any(infs + nans > 0))
-        return Finding(overflowed, infs, nans)
+        flag = self._read_status(gradients)
+        by_value = self.mode == SATURATION and not _installed_status
+        finding = self._look(gradients, divided_by if by_value else None)
+        return finding._replace(overflowed=tf.logical_or(flag, finding.overflowed))
 
-    def _suspicious(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        if self.mode == SATURATION and not _installed_status:
-            return tf.constant(True)
-        sums = [_screening_sum(gradient) for gradient in gradients]
-        # A sum with an inf or a NaN in it is never finite, so a finite total clears them all in
-        # one pass that allocates nothing. A sum of finite numbers can overflow by itself.
-        return tf.logical_not(tf.math.is_finite(tf.add_n(sums)))
+    def inspect_aggregate(self, gradients: Sequence[Gradient]) -> "Finding":
+        """Looks for overflows by values alone, so that all find the same in the same gradients.
+
+        A status register also knows of operations of its own device that the others did not do.
+
+        Args:
+            gradients: the aggregate, as `inspect` takes it.
+        """
+        return self._look(gradients, 1 if self.mode == SATURATION else None)
+
+    def _look(self, gradients: Sequence[Gradient], divided_by: int | None) -> "Finding":
+        """Counts inf and NaN, and saturated values where it is known what they were divided by."""
+        exact = functools.partial(self._count, gradients, divided_by)
+        if divided_by is not None:
+            infs, nans = tf.unstack(exact())
+        else:
+            none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
+            infs, nans = tf.unstack(tf.cond(_is_suspicious(gradients), exact, none))
+        return Finding(tf.reduce_any(infs + nans > 0), infs, nans)
 
     def _read_status(self, gradients: Sequence[Gradient]) -> tf.Tensor:
         if self.mode == INF_NAN or not _installed_status:
@@ -100,23 +112,23 @@ class OverflowCheck(NamedTuple):
             _installed_status[0].clear()
         return overflowed
 
-    def _count(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        counts = [self._count_one(gradient) for gradient in gradients]
+    def _count(self, gradients: Sequence[Gradient], divided_by: int | None) -> tf.Tensor:
+        counts = [self._count_one(gradient, divided_by) for gradient in gradients]
         return tf.stack([tf.stack(kind) for kind in zip(*counts, strict=True)])
 
-    def _count_one(self, gradient: Gradient) -> tuple[tf.Tensor, tf.Tensor]:
+    def _count_one(self, gradient: Gradient, divided_by: int | None) -> tuple[tf.Tensor, tf.Tensor]:
         values = _components(_summed_duplicates(gradient))
         if not values.dtype.is_floating:
             return tf.zeros((), tf.int64), tf.zeros((), tf.int64)
-        limited = tf.abs(values) >= self._limit(values.dtype)
+        limited = tf.abs(values) >= self._limit(values.dtype, divided_by)
         return tf.math.count_nonzero(limited), tf.math.count_nonzero(tf.math.is_nan(values))
 
-    def _limit(self, dtype: tf.DType) -> tf.Tensor:
-        if self.mode == INF_NAN or _installed_status:
+    def _limit(self, dtype: tf.DType, divided_by: int | None) -> tf.Tensor:
+        if divided_by is None:
             return tf.constant(float("inf"), dtype)
         compute = tf.as_dtype(self.compute_dtype)
-        limit = min(compute.max, dtype.max) if compute.is_floating else dtype.max
-        return tf.constant(limit, dtype)
+        largest = float(compute.max if compute.is_floating else dtype.max) / divided_by
+        return tf.constant(min(largest, float(dtype.max)), dtype)
 
 
 class Finding(NamedTuple):
@@ -137,6 +149,13 @@ def no_finding(gradient_count: int) -> Finding:
     """The finding of gradients that nobody looks at."""
     zeros = tf.zeros((gradient_count,), tf.int64)
     return Finding(tf.constant(False), zeros, zeros)
+
+
+def _is_suspicious(gradients: Sequence[Gradient]) -> tf.Tensor:
+    # A sum with an inf or a NaN in it is never finite, so a finite total clears them all in one
+    # pass that allocates nothing. A sum of finite numbers can overflow by itself.
+    sums = [_screening_sum(gradient) for gradient in gradients]
+    return tf.logical_not(tf.math.is_finite(tf.add_n(sums)))
 
 
 def _screening_sum(gradient: Gradient) -> tf.Tensor:

@@ -165,12 +165,12 @@ def _decide(
         return decide(
             no_finding(len(sent.gradients)), sent.positions, count, forward_finite, Alone()
         )
-    finding = step.check.inspect(sent.gradients)
+    finding = step.check.inspect(sent.gradients, step.channel.divisor)
     decision = decide(finding, sent.positions, count, forward_finite, step.channel)
     if not step.channel.may_overflow:
         return decision
     # The aggregate is the same for all, so that what is found in it needs no second agreement.
-    return joined(decision, step.check.inspect(arrived.gradients), arrived.positions)
+    return joined(decision, step.check.inspect_aggregate(arrived.gradients), arrived.positions)
 
 
 def _finish(step: Step, before: ScaleState, decision: Decision) -> None:
