@@ -5,7 +5,8 @@ Each entry says what it is for and the upstream version it was checked on; the t
 module fail, by name, when one is gone.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -33,8 +34,9 @@ def leave_aggregation_to_us(optimizer: Any) -> None:
 
 
 def updates_all_at_once(optimizer: Any) -> bool:
-    """Whether a Keras optimizer has an update of its own beside that of each variable, such as
-    Nadam's, that may run only once in a step (Keras 3.15.1).
+    """Whether a Keras optimizer's update may run only once in a step (Keras 3.15.1).
+
+    Nadam, for one, keeps a product of its own beside the slots of the variables.
     """
     own = type(optimizer)._backend_update_step
     return own is not keras.optimizers.Optimizer._backend_update_step
@@ -48,6 +50,33 @@ def clip_gradients(optimizer: Any, gradients: Sequence[Any], norm: float) -> lis
         return list(optimizer._clip_gradients(gradients))
     finally:
         optimizer.global_clipnorm = before
+
+
+def add_to_accumulators(optimizer: Any, gradients: list[Any], sums: list[Any]) -> None:
+    """Adds gradients to a Keras optimizer's accumulators, in each replica (Keras 3.15.1)."""
+    optimizer._backend_increment_gradient_accumulators(gradients, sums)
+
+
+@contextlib.contextmanager
+def as_single_step(optimizer: Any) -> Iterator[None]:
+    """Makes `apply` of a Keras optimizer one update after k counted micro-batches (Keras 3.15.1).
+
+    As with its own accumulation, the update sees the number of updates so far as `iterations`, and
+    a schedule the number of micro-batches before the last one.
+    """
+    steps, rate = optimizer.gradient_accumulation_steps, optimizer._learning_rate
+    counted = tf.convert_to_tensor(optimizer._iterations)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        value = rate(counted - 1)
+        vars(optimizer)["_learning_rate"] = lambda: value
+    optimizer._iterations.assign(counted // steps - 1)
+    optimizer.gradient_accumulation_steps = None
+    try:
+        yield
+    finally:
+        optimizer.gradient_accumulation_steps = steps
+        vars(optimizer)["_learning_rate"] = rate
+        optimizer._iterations.assign(counted)
 
 
 def slots_by_reference(optimizer: Any, variables: Sequence[Any]) -> list[tuple[int, str, Any]]:

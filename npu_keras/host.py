@@ -16,6 +16,7 @@ from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.journal import read
+from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
 from npu_keras.overflow import Gradient
@@ -289,6 +290,11 @@ class KerasHost(StepMixin, LossScaleOptimizer):
 
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
         self._target.apply(gradients, trainable_variables=variables)
+
+    def _window(self, positions: Sequence[int]) -> KerasWindow | None:
+        optimizer = self._updating_optimizer
+        steps = optimizer.gradient_accumulation_steps
+        return KerasWindow(optimizer, positions) if steps else None
 
     def _after_step(self) -> None:
         """Does what every step ends with, skipped or not."""

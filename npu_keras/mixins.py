@@ -5,6 +5,7 @@ A flavour derives a host class from `StepMixin` and fills in the few hooks that 
 names; see `npu_keras.host` for Keras 3.
 """
 
+import functools
 import logging
 import warnings
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from npu_keras import engines
 from npu_keras import step as order
+from npu_keras.accumulation import Window, take_accumulated_step
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import (
     Aggregating,
@@ -28,6 +30,7 @@ from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import Gradient, OverflowCheck
 from npu_keras.scaling import LossScaling
+from npu_keras.unscaling import present_gradients
 
 logger = logging.getLogger("npu_keras")
 
@@ -130,18 +133,30 @@ class StepMixin:
 
     def _take_step(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
         positions = [self._position(variable) for variable in variables]
-        own = order.present_gradients(gradients, positions)
+        own = present_gradients(gradients, positions)
         self._warn_if_never_scaled()
         channel = self._current_channel()
         channel.prepare(self._trained_variables(), self._own_variables())
-        order.take_step(
+        take = order.take_step
+        window = self._window(own.positions) if channel.size > 1 else None
+        if window is not None:
+            self._refuse_fp16_sums()
+            take = functools.partial(take_accumulated_step, window=window)
+        take(
             self._step(channel),
             own,
-            self._update_positions,
+            update=self._update_positions,
             takes_raw=self._takes_raw,
             forward_finite=self._scaling.take_forward(),
         )
         self._after_step()
+
+    def _refuse_fp16_sums(self) -> None:
+        if self._aggregation is not None and self._aggregation.compression == "fp16":
+            raise ValueError(
+                "Accumulated gradients are sent without the loss scale, for which float16 is too "
+                'narrow. With `gradient_accumulation_steps` use `compression="bf16"` or None.'
+            )
 
     def _step(self, channel: Channel) -> order.Step:
         scaling = self._scaling
@@ -200,6 +215,10 @@ class StepMixin:
         self, gradients: Sequence[Gradient], variables: Sequence[Any], *, last: bool = True
     ) -> None:
         """Updates variables with unscaled gradients; `last` once in a step."""
+        raise NotImplementedError
+
+    def _window(self, positions: Sequence[int]) -> Window | None:
+        """Returns the sums of gradients of a host that accumulates them, else None."""
         raise NotImplementedError
 
     def _after_step(self) -> None:

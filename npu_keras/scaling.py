@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_keras import step as order
+from npu_keras import unscaling
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import FixedLossScaleManager, LossScaleManager
 from npu_keras.overflow import INF_NAN, validate_mode
@@ -62,7 +62,7 @@ class LossScaling:
         self.scaled_a_loss = True
         loss = tf.convert_to_tensor(loss)
         self._note_forward(loss)
-        return order.scale_loss(loss, self.state.loss_scale)
+        return unscaling.scale_loss(loss, self.state.loss_scale)
 
     def take_forward(self) -> tf.Tensor:
         """Returns whether the losses since the last step were finite, and forgets them."""

@@ -25,11 +25,10 @@ from npu_keras.loss_scale import LossScaleManager, ScaleState
 from npu_keras.overflow import Gradient, OverflowCheck, no_finding
 from npu_keras.protection import Protection
 from npu_keras.state import StepState
+from npu_keras.unscaling import unscaled
 
 TF_NAMESPACE = SimpleNamespace(where=tf.where, minimum=tf.minimum, maximum=tf.maximum)
 """The `xp` of `LossScaleManager.next_state` for TensorFlow tensors."""
-
-NARROW = (tf.float16, tf.bfloat16)
 
 
 class Step(NamedTuple):
@@ -64,42 +63,6 @@ class Update(Protocol):
         """
 
 
-def scale_loss(loss: Any, loss_scale: Any) -> tf.Tensor:
-    """Multiplies the loss by the loss scale, in float32 at least.
-
-    In float16 the product would overflow by itself: 2**32 alone is beyond its 65504.
-
-    Args:
-        loss: scalar or tensor of any real dtype, or a Python number.
-        loss_scale: float32 scalar.
-
-    Returns:
-        A tensor of the loss' shape; float32, or float64 for a float64 loss.
-    """
-    loss = tf.convert_to_tensor(loss)
-    if loss.dtype != tf.float64:
-        loss = tf.cast(loss, tf.float32)
-    return loss * tf.cast(loss_scale, loss.dtype)
-
-
-def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
-    """Divides a gradient by the loss scale, in float32 at least.
-
-    A division and not a product with the reciprocal: the reciprocal of a scale above 2**126 is a
-    denormal number, which most devices flush to zero.
-
-    Args:
-        gradient: tensor or IndexedSlices of any shape; IndexedSlices stay sparse.
-        loss_scale: float32 scalar.
-    """
-    if isinstance(gradient, tf.IndexedSlices):
-        values = unscale(gradient.values, loss_scale)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if gradient.dtype in NARROW:
-        gradient = tf.cast(gradient, tf.float32)
-    return gradient / tf.cast(loss_scale, gradient.dtype)
-
-
 def take_step(
     step: Step,
     own: GradientList,
@@ -128,17 +91,26 @@ def take_step(
 
         def apply(part: Sequence[int], gradients: list[Gradient]) -> None:
             chosen = GradientList([gradients[i] for i in part], [sent.positions[i] for i in part])
-            update(_unscaled(chosen, before.loss_scale, takes_raw), last=part is parts[-1])
+            update(unscaled(chosen, before.loss_scale, takes_raw), last=part is parts[-1])
 
         for part in parts:
             updates = functools.partial(channel.update, functools.partial(apply, part), gradients)
-            _write_part(step, decision, updates, last=part is parts[-1])
-        _finish(step, before, decision)
+            write_part(step, decision, updates, last=part is parts[-1])
+        finish(step, before, decision)
 
     channel.commit(write, (before, decision), arrived.gradients)
 
 
-def _write_part(step: Step, decision: Decision, update: Callable[[], None], *, last: bool) -> None:
+def write_part(step: Step, decision: Decision, update: Callable[[], None], *, last: bool) -> None:
+    """Updates a part of the variables, or nothing; the last part settles what is protected.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        decision: the common decision.
+        update: updates the part.
+        last: False when more parts of the same step follow.
+    """
+
     def apply() -> tf.Tensor:
         update()
         if last:
@@ -160,20 +132,40 @@ def _write_part(step: Step, decision: Decision, update: Callable[[], None], *, l
 def _decide(
     step: Step, sent: GradientList, arrived: GradientList, forward_finite: tf.Tensor
 ) -> Decision:
-    count = step.state.overflows_by_variable.shape[0]
-    if not step.manager.enable_overflow_check:
-        return decide(
-            no_finding(len(sent.gradients)), sent.positions, count, forward_finite, Alone()
-        )
-    finding = step.check.inspect(sent.gradients, step.channel.divisor)
-    decision = decide(finding, sent.positions, count, forward_finite, step.channel)
-    if not step.channel.may_overflow:
+    decision = decide_on_own(step, sent, forward_finite, divisor=step.channel.divisor)
+    if not (step.channel.may_overflow and step.manager.enable_overflow_check):
         return decision
     # The aggregate is the same for all, so that what is found in it needs no second agreement.
     return joined(decision, step.check.inspect_aggregate(arrived.gradients), arrived.positions)
 
 
-def _finish(step: Step, before: ScaleState, decision: Decision) -> None:
+def decide_on_own(
+    step: Step, own: GradientList, forward_finite: tf.Tensor, *, divisor: int = 1
+) -> Decision:
+    """Decides together on what each has in its own gradients.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        own: gradients of the scaled loss.
+        forward_finite: bool scalar, whether the loss itself was finite.
+        divisor: what the gradients have been divided by.
+    """
+    count = step.state.overflows_by_variable.shape[0]
+    if not step.manager.enable_overflow_check:
+        nothing = no_finding(len(own.gradients))
+        return decide(nothing, own.positions, count, forward_finite, Alone())
+    finding = step.check.inspect(own.gradients, divisor)
+    return decide(finding, own.positions, count, forward_finite, step.channel)
+
+
+def finish(step: Step, before: ScaleState, decision: Decision) -> None:
+    """Moves the scale and records the step.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        before: the state the step was taken with.
+        decision: the common decision.
+    """
     finite = decision.finite
     after = _transition(step.manager, before, finite)
     bad_steps = before.bad_steps + tf.cast(tf.logical_not(finite), before.bad_steps.dtype)
@@ -210,30 +202,3 @@ def move_scale(manager: LossScaleManager, state: StepState, finite: Any) -> tf.T
     after = _transition(manager, state.scale_state(), tf.cast(finite, tf.bool))
     state.assign_scale_state(after)
     return tf.convert_to_tensor(state.loss_scale)
-
-
-def _unscaled(
-    gradients: GradientList, scale: tf.Tensor, takes_raw: Callable[[int], bool]
-) -> GradientList:
-    pairs = zip(gradients.gradients, gradients.positions, strict=True)
-    unscaled = [g if takes_raw(p) else unscale(g, scale) for g, p in pairs]
-    return GradientList(unscaled, gradients.positions)
-
-
-def present_gradients(
-    gradients: Sequence[Gradient | None], positions: Sequence[int]
-) -> GradientList:
-    """Drops None gradients; raises ValueError when none is left.
-
-    Args:
-        gradients: one entry per variable.
-        positions: where each variable stands among the trained ones.
-    """
-    kept = [(g, p) for g, p in zip(gradients, positions, strict=True) if g is not None]
-    if not kept:
-        raise ValueError(
-            "Expected a gradient for at least one variable. Received "
-            f"{len(gradients)} gradients, all None. Check that the loss depends on the "
-            "variables and was computed inside the GradientTape. The loss scale is unchanged."
-        )
-    return GradientList([g for g, _ in kept], [p for _, p in kept])
