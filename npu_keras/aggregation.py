@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_keras import buckets, engines
-from npu_keras.overflow import Gradient
-from npu_keras.sparse import deduplicated, map_values
+from npu_keras.sparse import Gradient, deduplicated, map_values
 
 REDUCTIONS = ("mean", "sum")
 SPARSE = ("gather", "dense")

@@ -19,8 +19,8 @@ from npu_keras.journal import read
 from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
-from npu_keras.overflow import Gradient
 from npu_keras.scaling import UNSCALED, LossScaling
+from npu_keras.sparse import Gradient
 from npu_keras.state import VariableSpec
 
 PACKAGE = "npu_keras"
@@ -237,6 +237,7 @@ class KerasHost(StepMixin, LossScaleOptimizer):
     # Hooks of StepMixin.
 
     _owns_scaling = True
+    _pending_store: dict[str, np.ndarray] | None = None
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         self._init_host(_scaling)
 
     def _init_host(self, scaling: tuple[Any, str]) -> None:
-        self._pending_store: dict[str, np.ndarray] | None = None
+        self._pending_store = None
         if self._owns_scaling:
             create, paths = self._create_state_variable, self._variable_paths
             self._scaling = LossScaling(*scaling, create, paths)

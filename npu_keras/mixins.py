@@ -28,8 +28,9 @@ from npu_keras.channels import (
 from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
-from npu_keras.overflow import Gradient, OverflowCheck
+from npu_keras.overflow import OverflowCheck
 from npu_keras.scaling import LossScaling
+from npu_keras.sparse import Gradient
 from npu_keras.unscaling import present_gradients
 
 logger = logging.getLogger("npu_keras")

@@ -213,6 +213,7 @@ class NPUDistributedOptimizer(WrapperHost):
                     "`gradient_accumulation_steps` needs an accumulator of every variable on every "
                     "rank, which `is_weight_update_sharding=True` takes away. Use one of them."
                 )
+            assert self._aggregation is not None  # given by the constructor
             engine = self._aggregation.engine()
             self._sharding = WeightUpdateSharding(self.inner_optimizer, engine, variables)
         super()._build_target(variables)

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from npu_keras.sparse import Gradient
+
 INF_NAN, SATURATION = "inf_nan", "saturation"
 OVERFLOW_MODES = (INF_NAN, SATURATION)
-
-Gradient = tf.Tensor | tf.IndexedSlices
 
 
 class FloatStatus(Protocol):

@@ -83,7 +83,9 @@ def _assign(target: tf.Variable, source: tf.Variable) -> None:
     on_read = target.synchronization == tf.VariableSynchronization.ON_READ
     strategy = getattr(target, "distribute_strategy", None)
     if on_read and strategy is not None and tf.distribute.in_cross_replica_context():
-        strategy.extended.call_for_each_replica(lambda: _copy(target, source))
+        # As a `tf.function`, since a strategy warns of what runs eagerly in its replicas.
+        copy = tf.function(strategy.extended.call_for_each_replica, autograph=False)
+        copy(lambda: _copy(target, source))
     else:
         _copy(target, source)
 

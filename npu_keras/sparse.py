@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """IndexedSlices: gradients of a few rows of a large variable."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import tensorflow as tf
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+"""A gradient as a tape gives it."""
 
 
 def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -18,9 +24,9 @@ def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def map_values(function: object, gradient: tf.Tensor | tf.IndexedSlices) -> object:
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
     """Applies a function to a tensor, or to the values of IndexedSlices."""
     if not isinstance(gradient, tf.IndexedSlices):
-        return function(gradient)  # type: ignore[operator]
-    values = function(gradient.values)  # type: ignore[operator]
+        return function(gradient)
+    values = function(gradient.values)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -22,8 +22,9 @@ from npu_keras.channels import Alone, Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
-from npu_keras.overflow import Gradient, OverflowCheck, no_finding
+from npu_keras.overflow import OverflowCheck, no_finding
 from npu_keras.protection import Protection
+from npu_keras.sparse import Gradient
 from npu_keras.state import StepState
 from npu_keras.unscaling import unscaled
 

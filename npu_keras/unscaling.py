@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras.channels import GradientList
-from npu_keras.overflow import Gradient
+from npu_keras.sparse import Gradient
 
 NARROW = (tf.float16, tf.bfloat16)
 

@@ -12,8 +12,8 @@ from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
-from npu_keras.overflow import Gradient
 from npu_keras.scaling import UNSCALED
+from npu_keras.sparse import Gradient
 
 _owners: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
@@ -87,7 +87,7 @@ class WrapperHost(KerasHost):
         # What the base class' `build` does, less the slots, which belong to the inner optimizer.
         # Past `__setattr__`, whose tracking would make the weights variables of the optimizer.
         indices = {self._var_key(v): i for i, v in enumerate(variables)}
-        vars(self).update(_trainable_variables=variables, _trainable_variables_indices=indices)
+        self.__dict__.update(_trainable_variables=variables, _trainable_variables_indices=indices)
         self.built = True
 
     @property
