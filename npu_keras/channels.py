@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one optimizer talks to its peers: what it sends, what arrives, and who decides."""
 
-import hashlib
-import itertools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from npu_keras._upstream import in_xla
@@ -15,11 +11,14 @@ from npu_keras.aggregation import GradientAggregation, Kinds, agreed_kinds, kind
 from npu_keras.buckets import Plan
 from npu_keras.engines import Engine
 from npu_keras.engines.strategy import ReplicaTransport
-from npu_keras.journal import read
-from npu_keras.overflow import Gradient
-from npu_keras.sparse import deduplicated, map_values
-
-_lanes: "dict[int, itertools.count[int]]" = {}
+from npu_keras.sparse import Gradient, deduplicated, map_values
+from npu_keras.startup import (
+    agree_on_lanes,
+    require_equal_weights,
+    require_same_everywhere,
+    take_lanes,
+    variable_name,
+)
 
 
 class GradientList(NamedTuple):
@@ -147,7 +146,7 @@ class DecidingTogether(Alone):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.size = engine.size
-        self._first_lane = take_lanes(engine, 1)
+        self._first_lane = -1
 
     def rank_tensor(self) -> tf.Tensor:
         """Returns the own rank."""
@@ -160,6 +159,12 @@ class DecidingTogether(Alone):
             [vector], reduction="sum", lane=self._first_lane, label="overflow decision"
         )
         return common
+
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+        """Agrees on where the decision travels."""
+        if self._first_lane < 0:
+            agree_on_lanes(self.engine)
+            self._first_lane = take_lanes(self.engine, 1)
 
     def _refuse_xla(self) -> None:
         if in_xla() and "xla" not in self.engine.capabilities:
@@ -185,9 +190,8 @@ class Aggregating(DecidingTogether):
         super().__init__(engine)
         self.aggregation = aggregation
         self._variables = list(variables)
-        self._first_bucket = take_lanes(engine, 3 * len(self._variables))
+        self._first_bucket = -1
         self._kinds: Kinds | None = None
-        self._prepared = False
         self.divisor = self.size if aggregation.reduction == "mean" else 1
         self.may_overflow = self.divisor == 1 or self._rounds_up()
 
@@ -203,7 +207,7 @@ class Aggregating(DecidingTogether):
         have: dict[int, Gradient] = {}
         for position, gradient in zip(own.positions, own.gradients, strict=True):
             twice = position in have
-            have[position] = tf.add_n([have[position], gradient]) if twice else gradient
+            have[position] = added(have[position], gradient) if twice else gradient
         kinds = self._agree({p: kind_of(g, self.aggregation) for p, g in have.items()})
         positions = [*kinds.dense, *kinds.sparse]
         whole = [self._filled(have.get(p), p, dense=p in kinds.dense) for p in positions]
@@ -214,7 +218,7 @@ class Aggregating(DecidingTogether):
         arrived: dict[int, Gradient] = {}
         for lane, part in enumerate(self.parts(sent)):
             positions = [sent.positions[i] for i in part]
-            label = _label([_name(self._variables[p]) for p in positions])
+            label = _label([variable_name(self._variables[p]) for p in positions])
             gradients = [sent.gradients[i] for i in part]
             reduced = self._send(gradients, self._first_bucket + 3 * lane, label)
             arrived.update(zip(positions, reduced, strict=True))
@@ -246,14 +250,16 @@ class Aggregating(DecidingTogether):
             RuntimeError: on every rank, if the ranks do not train the same variables with the
                 same settings, or if an eager first step was computed from different weights.
         """
-        if self._prepared:
+        if self._first_lane >= 0:
             return
-        self._prepared = True
-        _require_same_everywhere(self.engine, trained, self.aggregation)
+        settings = {**self.aggregation.get_config(), "engine": self.engine.name}
+        require_same_everywhere(self.engine, trained, settings)
+        self._first_lane = take_lanes(self.engine, 1)
+        self._first_bucket = take_lanes(self.engine, 3 * len(self._variables))
         if not self.aggregation.broadcast_initial:
             return
         if tf.executing_eagerly():
-            _require_equal_weights(self.engine, trained)
+            require_equal_weights(self.engine, trained)
         with tf.init_scope():
             self.broadcast([*trained, *others])
 
@@ -298,7 +304,7 @@ class Aggregating(DecidingTogether):
         if self._kinds is None:
             self._kinds = agreed_kinds(self.engine.exchange(own, "kinds of gradients"))
         known = {*self._kinds.dense, *self._kinds.sparse}
-        new = [_name(self._variables[p]) for p in kinds if p not in known]
+        new = [variable_name(self._variables[p]) for p in kinds if p not in known]
         if new:
             raise RuntimeError(
                 "Every rank must send the same gradients in every step, as in the first one, in "
@@ -308,77 +314,5 @@ class Aggregating(DecidingTogether):
         return self._kinds
 
 
-def take_lanes(engine: Engine, count: int) -> int:
-    """Reserves lane numbers, in the order in which optimizers are built on every rank."""
-    numbers = _lanes.setdefault(id(engine), itertools.count())
-    first = next(numbers)
-    for _ in range(count - 1):
-        next(numbers)
-    return first
-
-
-def _name(variable: Any) -> str:
-    return getattr(variable, "path", variable.name)
-
-
 def _label(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} variables)"
-
-
-def _require_same_everywhere(
-    engine: Engine, trained: Sequence[Any], aggregation: GradientAggregation
-) -> None:
-    """Raises on every rank, naming the first difference between two ranks."""
-    shapes = [
-        [i, tf.TensorShape(v.shape).as_list(), tf.as_dtype(v.dtype).name]
-        for i, v in enumerate(trained)
-    ]
-    settings = {**aggregation.get_config(), "engine": engine.name}
-    own = [_digest(shapes), settings]
-    everyone = engine.exchange(own, "variables and settings")
-    if all(other == everyone[0] for other in everyone):
-        return
-    for rank, (_, other) in enumerate(everyone):
-        if other != everyone[0][1]:
-            raise RuntimeError(
-                "All ranks must aggregate with the same settings. Rank 0 has "
-                f"{everyone[0][1]}, rank {rank} has {other}."
-            )
-    _name_first_difference(engine, shapes, [_name(v) for v in trained])
-
-
-def _name_first_difference(engine: Engine, shapes: list[Any], names: list[str]) -> None:
-    described = [[name, *shape] for name, shape in zip(names, shapes, strict=True)]
-    everyone = engine.exchange(described, "descriptions of variables")
-    for rank, other in enumerate(everyone):
-        pairs = itertools.zip_longest(everyone[0], other)
-        for index, (first, second) in enumerate(pairs):
-            if first is None or second is None or first[1:] != second[1:]:
-                raise RuntimeError(
-                    "All ranks must train the same variables. The first difference is variable "
-                    f"{index}: rank 0 has {_describe(first)}, rank {rank} has {_describe(second)}."
-                )
-
-
-def _describe(entry: list[Any] | None) -> str:
-    if entry is None:
-        return "none"
-    name, _, shape, dtype = entry
-    return f"{name!r} with shape {tuple(shape)} and dtype {dtype}"
-
-
-def _require_equal_weights(engine: Engine, trained: Sequence[Any]) -> None:
-    # In an eager loop the first gradients exist already, made from the weights before the
-    # broadcast: they would be mixed silently.
-    own = [hashlib.sha256(np.ascontiguousarray(read(v)).tobytes()).hexdigest() for v in trained]
-    everyone = engine.exchange(_digest(own), "hashes of weights")
-    if any(other != everyone[0] for other in everyone):
-        raise RuntimeError(
-            "The ranks computed their first gradients from different weights. In an eager loop "
-            "call `npu_keras.distribute.broadcast(model.variables)` before the first step, or "
-            "put the step in a `tf.function`."
-        )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras import engines
-from npu_keras.channels import take_lanes
+from npu_keras.startup import EAGER_LANE, take_lanes
 
 REDUCTIONS = ("mean", *engines.REDUCTIONS)
 
@@ -67,7 +67,7 @@ def broadcast(variables: Sequence[Any], root_rank: int = 0) -> None:
     values = [tf.convert_to_tensor(variable) for variable in variables]
     if not values:
         return
-    lane = take_lanes(engine(), 1)
+    lane = _lane()
     received = engine().broadcast(values, root_rank=root_rank, lane=lane, label="broadcast")
     for variable, value in zip(variables, received, strict=True):
         variable.assign(value)
@@ -108,8 +108,11 @@ def _all_reduce_one(value: Any, reduction: str) -> tf.Tensor:
     mean = reduction == "mean"
     if mean and value.dtype.is_floating:
         value = value / tf.constant(size(), value.dtype)
-    lane = take_lanes(engine(), 1)
-    (reduced,) = engine().all_reduce(
-        [value], reduction="sum" if mean else reduction, lane=lane, label="all_reduce"
-    )
+    on_wire: Any = "sum" if mean else reduction
+    (reduced,) = engine().all_reduce([value], reduction=on_wire, lane=_lane(), label="all_reduce")
     return reduced // size() if mean and value.dtype.is_integer else reduced
+
+
+def _lane() -> int:
+    # Eager calls come one after the other; a graph may run its calls side by side.
+    return EAGER_LANE if tf.executing_eagerly() else take_lanes(engine(), 1)

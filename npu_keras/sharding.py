@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from npu_keras._upstream import clip_gradients, slots_by_reference
 from npu_keras.buckets import fair_division
-from npu_keras.channels import take_lanes
 from npu_keras.engines import Engine
 from npu_keras.journal import read
-from npu_keras.overflow import Gradient
+from npu_keras.sparse import Gradient
+from npu_keras.startup import take_lanes
 
 
 class Slot(NamedTuple):
@@ -42,7 +42,7 @@ class WeightUpdateSharding:
         self._optimizer, self._engine = optimizer, engine
         self._variables = list(variables)
         self.owners = fair_division([_bytes(v) for v in variables], engine.size)
-        self._lane = take_lanes(engine, engine.size)
+        self._lane: int | None = None
         self._slots = self._build_owned()
         vars(optimizer).update(save_own_variables=self.save, load_own_variables=self.load)
 
@@ -148,6 +148,8 @@ class WeightUpdateSharding:
 
     def _broadcast(self, values: Sequence[tf.Tensor], rank: int) -> list[tf.Tensor]:
         label = f"variables of rank {rank}"
+        if self._lane is None:  # after the ranks have agreed on lanes
+            self._lane = take_lanes(self._engine, self._engine.size)
         lane = self._lane + rank
         return self._engine.broadcast(values, root_rank=rank, lane=lane, label=label)
 

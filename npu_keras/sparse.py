@@ -24,6 +24,17 @@ def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+def added(
+    first: tf.Tensor | tf.IndexedSlices, second: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    """Returns the sum of two gradients of one variable, as rows where both are rows."""
+    if not (isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices)):
+        return tf.add_n([first, second])
+    values = tf.concat([first.values, second.values], axis=0)
+    indices = [tf.cast(slices.indices, tf.int64) for slices in (first, second)]
+    return tf.IndexedSlices(values, tf.concat(indices, axis=0), first.dense_shape)
+
+
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
     """Applies a function to a tensor, or to the values of IndexedSlices."""
     if not isinstance(gradient, tf.IndexedSlices):
