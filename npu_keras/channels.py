@@ -11,7 +11,7 @@ from npu_keras.aggregation import GradientAggregation, Kinds, agreed_kinds, kind
 from npu_keras.buckets import Plan
 from npu_keras.engines import Engine
 from npu_keras.engines.strategy import ReplicaTransport
-from npu_keras.sparse import Gradient, deduplicated, map_values
+from npu_keras.sparse import Gradient, added, deduplicated, map_values
 from npu_keras.startup import (
     agree_on_lanes,
     require_equal_weights,

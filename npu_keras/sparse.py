@@ -24,9 +24,7 @@ def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def added(
-    first: tf.Tensor | tf.IndexedSlices, second: tf.Tensor | tf.IndexedSlices
-) -> tf.Tensor | tf.IndexedSlices:
+def added(first: Gradient, second: Gradient) -> Gradient:
     """Returns the sum of two gradients of one variable, as rows where both are rows."""
     if not (isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices)):
         return tf.add_n([first, second])
