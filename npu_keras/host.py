@@ -3,19 +3,17 @@
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
 from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync
-from npu_keras.journal import read
+from npu_keras.keras_state import KerasNames, SavedByPosition, StateVariable
 from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
@@ -29,23 +27,7 @@ for _cls in (FixedLossScaleManager, ExponentialUpdateLossScaleManager, GradientA
     keras.saving.register_keras_serializable(PACKAGE)(_cls)
 
 
-class StateVariable(keras.Variable):
-    """A Keras variable whose value can be read as a number under a strategy as well."""
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
-
-
-class KerasHost(StepMixin, LossScaleOptimizer):
+class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     """A Keras 3 optimizer whose `apply` is a loss-scaled step.
 
     It is a real subclass of `keras.optimizers.LossScaleOptimizer`, because `compile` wraps anything
@@ -155,89 +137,9 @@ class KerasHost(StepMixin, LossScaleOptimizer):
         """Sets final values, such as moving averages, at the end of training."""
         self._target.finalize_variable_values(var_list)
 
-    # The names Keras' own class has for the same things.
-
-    @property
-    def dynamic_scale(self) -> Any:
-        """Keras' name for `loss_scale`."""
-        return self.loss_scale
-
-    @property
-    def step_counter(self) -> Any:
-        """Keras' name for `good_steps`."""
-        return self.good_steps
-
-    @property
-    def initial_scale(self) -> float:
-        """The loss scale of the first step."""
-        return self._scaling.initial_scale
-
-    @property
-    def dynamic_growth_steps(self) -> int | None:
-        """Finite steps in a row until the scale grows; None when it never does."""
-        return getattr(self._scaling.manager, "incr_every_n_steps", None)
-
-    @property
-    def loss_scale_factor(self) -> None:
-        """None: the loss scale is the manager's. Keras' wrapper writes it, which is refused."""
-        return None
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: float | None) -> None:
-        if getattr(self, "_constructed", False):
-            raise TypeError(
-                f"{type(self).__name__} scales the loss by itself and cannot be wrapped in another "
-                "loss scaler. Pass it to `model.compile` as it is."
-            )
-        if value is not None:
-            raise ValueError(
-                "A loss-scaled optimizer takes its loss scale from the manager. Received: "
-                f"loss_scale_factor={value}. Use `FixedLossScaleManager({value})` instead."
-            )
-
-    # Saving.
-
-    def _stored_variables(self) -> list[Any]:
-        return list(self.variables)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Writes variables by position.
-
-        Args:
-            store: mapping of position to value.
-        """
-        for position, variable in enumerate(self._stored_variables()):
-            store[str(position)] = read(variable)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads variables by position, at once or, before `build`, when it is built.
-
-        Args:
-            store: mapping of position to value.
-        """
-        if not self.built:
-            self._pending_store = {key: np.array(store[key]) for key in store}
-            return
-        variables = self._stored_variables()
-        if len(store) != len(variables):
-            warnings.warn(
-                f"Nothing was loaded into {type(self).__name__}: it has {len(variables)} "
-                f"variables, the file has {len(store)} for it.",
-                stacklevel=2,
-            )
-            return
-        for position, variable in enumerate(variables):
-            variable.assign(np.asarray(store[str(position)]))
-
-    def _load_pending(self) -> None:
-        pending, self._pending_store = self._pending_store, None
-        if pending:
-            self.load_own_variables(pending)
-
     # Hooks of StepMixin.
 
     _owns_scaling = True
-    _pending_store: dict[str, np.ndarray] | None = None
 
     def __init__(
         self,

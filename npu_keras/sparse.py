@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 """A gradient as a tape gives it."""
 
 
