@@ -59,10 +59,21 @@ class KerasNames:
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
+        self._refuse_loss_scale_factor(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale_factor":
+            # Keras 3.15.1 passes over an assignment of the value that is there already.
+            self._refuse_loss_scale_factor(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _refuse_loss_scale_factor(self, value: float | None) -> None:
         if getattr(self, "_constructed", False):
             raise TypeError(
-                f"{type(self).__name__} scales the loss by itself and cannot be wrapped in another "
-                "loss scaler. Pass it to `model.compile` as it is."
+                f"{type(self).__name__} cannot be wrapped in Keras' loss scaler, in which every "
+                "rank decides for itself. If it scales the loss already, pass it to "
+                "`model.compile` as it is; if not, put it into `NPULossScaleOptimizer`."
             )
         if value is not None:
             raise ValueError(

@@ -57,7 +57,8 @@ class NPULossScaleOptimizer(WrapperHost):
     ) -> None:
         scaling = (require_manager(loss_scale_manager), overflow_mode)
         self._init_wrapper(opt, type(self).__name__, scaling)
-        self.is_distributed = self._decides_together = bool(is_distributed)
+        self.is_distributed = bool(is_distributed)
+        self._decides_together |= self.is_distributed
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, JSON-safe."""
@@ -131,7 +132,7 @@ class NPUOptimizer(WrapperHost):
     def _init_tail(self) -> None:
         if self.is_tailing_optimization and not self.is_distributed:
             logger.info("is_tailing_optimization is ignored without is_distributed=True")
-        self._overlaps_tail = self.is_tailing_optimization and self.is_distributed
+        self._overlaps_tail |= self.is_tailing_optimization and self.is_distributed
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates all variables of the optimizer.

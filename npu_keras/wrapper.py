@@ -50,12 +50,15 @@ class WrapperHost(KerasHost):
             # One optimizer, one loss scale: that of the inner one.
             self._owns_scaling, self._scaling = False, inside._scaling
         self._aggregation = aggregation or getattr(inside, "_aggregation", None)
+        self._decides_together = getattr(inside, "_decides_together", False)
+        self._overlaps_tail = getattr(inside, "_overlaps_tail", False)
         self._init_host(scaling)
         self._pending_inner: dict[str, np.ndarray] | None = None
         _claim(opt, self)
-        if inside is None and self._scaling.active:
+        updating = self._updating_optimizer
+        if self._scaling.active and not isinstance(updating, KerasHost):
             # The manager's scale takes its place, or gradients would be unscaled twice.
-            opt.loss_scale_factor = None
+            updating.loss_scale_factor = None
 
     @property
     def _target(self) -> Any:
