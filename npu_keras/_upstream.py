@@ -16,6 +16,23 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 
+INHERITED = (
+    "_accumulated_gradients",
+    "_check_variables_are_known",
+    "_clip_gradients",
+    "_get_variable_index",
+    "_iterations",
+    "_learning_rate",
+    "_overwrite_variable_with_gradient",
+    "_track_variable",
+    "_trainable_variables",
+    "_trainable_variables_indices",
+    "_var_key",
+    "_variables",
+)
+"""What the Keras 3 hosts use of the optimizer they are a kind of (Keras 3.15.1)."""
+
+
 def in_xla() -> bool:
     """Whether the graph being traced will be compiled by XLA (TensorFlow 2.21.0)."""
     if tf.executing_eagerly():
@@ -168,3 +185,14 @@ def answers(rank: int, timeout_s: float) -> bool:
     except tf.errors.OpError:
         return False
     return True
+
+
+def run_independently(op: Any) -> None:
+    """Lets an op with side effects run beside the others of its function (TensorFlow 2.21.0).
+
+    A `tf.function` runs them one after the other in the order of tracing, `tf.numpy_function`
+    among them. In a graph of `tf.compat.v1` nothing has an order.
+    """
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(op)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_keras import _upstream
 from npu_keras.engines import lane_order
 
 Start = Callable[[Sequence[Any]], int]
@@ -76,9 +77,11 @@ class Deferred:
                 lambda *arrays: np.int64(start(arrays)), list(tensors), tf.int64, name="start"
             )
         lane_order.remember(f"start {order}", number.op)
+        _upstream.run_independently(number.op)
         with tf.control_dependencies(lane_order.previous("finish")):
             results = tf.numpy_function(finish, [number], list(dtypes), name="finish")
         lane_order.remember("finish", results[0].op)
+        _upstream.run_independently(results[0].op)
         return list(results)
 
 

@@ -11,14 +11,14 @@ def previous(key: str) -> list[Any]:
     if tf.executing_eagerly():
         return []
     graph = tf.compat.v1.get_default_graph()
-    # An inner graph starts with a copy of the collections of the outer one.
-    return [op for op in graph.get_collection_ref(_name(key)) if op.graph is graph]
+    return [op for op in graph.get_collection(_name(key)) if op.graph is graph]
 
 
 def remember(key: str, op: Any) -> None:
     """Makes `op` the one that `previous(key)` returns."""
-    collection = tf.compat.v1.get_default_graph().get_collection_ref(_name(key))
-    collection[:] = [op]
+    # The graph of a branch shares its collections with the graph around it.
+    collection = op.graph.get_collection_ref(_name(key))
+    collection[:] = [each for each in collection if each.graph is not op.graph] + [op]
 
 
 def _name(key: str) -> str:

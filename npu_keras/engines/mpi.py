@@ -62,7 +62,7 @@ class MpiEngine:
     capabilities = frozenset({"async"})
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._mpi = mpi_library.load()
+        self._mpi = mpi_library.load(timeout_s)
         world = self._mpi.COMM_WORLD
         self.rank, self.size, self.timeout_s = world.rank, world.size, timeout_s
         _check_launcher(self.rank, self.size)

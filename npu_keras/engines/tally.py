@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_keras import _upstream
 from npu_keras.engines.base import EngineTimeout
 from npu_keras.engines.peers import Peers
 
@@ -76,7 +77,9 @@ class Tally:
         with tf.control_dependencies([number]):
             outputs = body()
         with tf.control_dependencies(outputs):
-            tf.numpy_function(self.end, [number], [])
+            end = tf.numpy_function(self.end, [number], [])
+        for op in (number.op, end):
+            _upstream.run_independently(op)
         return outputs
 
     def stop(self) -> None:

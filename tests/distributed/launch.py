@@ -66,15 +66,17 @@ def run_ranks(
     base = {k: v for k, v in os.environ.items() if k not in _RANK_VARIABLES}
     path = os.pathsep.join(filter(None, [str(ROOT), base.get("PYTHONPATH")]))
     base |= _QUIET | {"PYTHONPATH": path, _MARK: mark} | (env or {})
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         command = [sys.executable, str(_as_file(script, folder)), *args]
         start = _start_mpi if engine == "mpi" else _start_collective
-        processes = start(command, n, folder, base)
+        processes += start(command, n, folder, base)
         ended = _wait(processes, timeout_s)
-        _kill_marked(mark)
         results = [_result(folder, rank) for rank in range(n)]
     finally:
         _kill_marked(mark)
+        for process in processes:
+            process.wait()
         shutil.rmtree(folder, ignore_errors=True)
     shown = "\n".join(f"--- rank {r.rank}: {r.returncode}\n{r.output[-4000:]}" for r in results)
     assert ended, f"still running after {timeout_s} s\n{shown}"
