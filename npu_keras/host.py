@@ -34,11 +34,11 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     else under a `mixed_float16` policy, and the wrapper would divide by a scale nobody multiplied
     with. Of that class it keeps the interface and none of the arithmetic.
 
-    `_target` is what does the updating: the inner optimizer of a wrapper, or the next class of a
+    `_target()` is what does the updating: the inner optimizer of a wrapper, or the next class of a
     mixin.
     """
 
-    @property
+    # A method, because Keras saves whatever optimizer it finds behind a property.
     def _target(self) -> Any:
         return super(LossScaleOptimizer, self)
 
@@ -57,7 +57,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         self._load_pending()
 
     def _build_target(self, variables: list[Any]) -> None:
-        self._target.build(variables)
+        self._target().build(variables)
 
     # AutoGraph would take seconds to convert every function of a step, and has nothing to convert.
     @tf.autograph.experimental.do_not_convert
@@ -117,17 +117,17 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     @property
     def variables(self) -> list[Any]:
         """All variables, in the order in which they are saved."""
-        return self._target.variables
+        return self._target().variables
 
     @property
     def iterations(self) -> Any:
         """Applied steps; a skipped step does not advance it."""
-        return self._target.iterations
+        return self._target().iterations
 
     @property
     def learning_rate(self) -> Any:
         """The learning rate of the update."""
-        return self._target.learning_rate
+        return self._target().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
@@ -135,7 +135,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Sets final values, such as moving averages, at the end of training."""
-        self._target.finalize_variable_values(var_list)
+        self._target().finalize_variable_values(var_list)
 
     # Hooks of StepMixin.
 
@@ -157,10 +157,9 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         if self._owns_scaling:
             create, paths = self._create_state_variable, self._variable_paths
             self._scaling = LossScaling(*scaling, create, paths)
-        leave_aggregation_to_us(self._updating_optimizer)
+        leave_aggregation_to_us(self._updating_optimizer())
         self._constructed = True
 
-    @property
     def _updating_optimizer(self) -> Any:
         """The Keras optimizer that holds the slots."""
         return self
@@ -189,13 +188,13 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         self._apply_target(gradients, variables)
         if not last:
             # The step goes on: each of its parts has to see the same number of iterations.
-            self._updating_optimizer._iterations.assign_sub(1)
+            self._updating_optimizer()._iterations.assign_sub(1)
 
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-        self._target.apply(gradients, trainable_variables=variables)
+        self._target().apply(gradients, trainable_variables=variables)
 
     def _window(self, positions: Sequence[int]) -> KerasWindow | None:
-        optimizer = self._updating_optimizer
+        optimizer = self._updating_optimizer()
         steps = optimizer.gradient_accumulation_steps
         return KerasWindow(optimizer, positions) if steps else None
 
@@ -203,7 +202,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         """Does what every step ends with, skipped or not."""
 
     def _tail_obstacle(self) -> str | None:
-        optimizer = self._updating_optimizer
+        optimizer = self._updating_optimizer()
         if optimizer.global_clipnorm is not None:
             return "global_clipnorm needs every gradient"
         if optimizer.use_ema:

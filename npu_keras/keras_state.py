@@ -106,7 +106,7 @@ class SavedByPosition:
             store: mapping of position to value.
         """
         if not self.built:  # type: ignore[attr-defined]
-            self._pending_store = {key: np.array(store[key]) for key in store}
+            self._pending_store = copied(store)
             return
         variables = self._stored_variables()
         if len(store) != len(variables):
@@ -123,3 +123,8 @@ class SavedByPosition:
         pending, self._pending_store = self._pending_store, None
         if pending:
             self.load_own_variables(pending)
+
+
+def copied(store: Any) -> dict[str, np.ndarray]:
+    """Copies a store of Keras, which can be indexed but not iterated over."""
+    return {key: np.array(store[key]) for key in store.keys()}  # noqa: SIM118

@@ -12,6 +12,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
+from npu_keras.keras_state import copied
 from npu_keras.scaling import UNSCALED
 from npu_keras.sparse import Gradient
 
@@ -60,14 +61,12 @@ class WrapperHost(KerasHost):
             # The manager's scale takes its place, or gradients would be unscaled twice.
             updating.loss_scale_factor = None
 
-    @property
     def _target(self) -> Any:
         return self.inner_optimizer
 
-    @property
     def _updating_optimizer(self) -> Any:
         inner = self.inner_optimizer
-        return inner._updating_optimizer if isinstance(inner, KerasHost) else inner
+        return inner._updating_optimizer() if isinstance(inner, KerasHost) else inner
 
     def _own_variables(self) -> list[Any]:
         inner = self.inner_optimizer
@@ -139,7 +138,7 @@ class WrapperHost(KerasHost):
 
     def _keep_for_inner(self, store: Any) -> None:
         del vars(self.inner_optimizer)["load_own_variables"]
-        self._pending_inner = {key: np.array(store[key]) for key in store}
+        self._pending_inner = copied(store)
 
     def _load_pending(self) -> None:
         super()._load_pending()
