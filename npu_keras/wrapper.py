@@ -56,7 +56,7 @@ class WrapperHost(KerasHost):
         self._init_host(scaling)
         self._pending_inner: dict[str, np.ndarray] | None = None
         _claim(opt, self)
-        updating = self._updating_optimizer
+        updating = self._updating_optimizer()
         if self._scaling.active and not isinstance(updating, KerasHost):
             # The manager's scale takes its place, or gradients would be unscaled twice.
             updating.loss_scale_factor = None
