@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,11 +51,24 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         """
         if self.built:
             return
+        self._warn_if_unguarded()
         variables = list(variables)
         if self._owns_scaling:
             self._scaling.build(self, len(variables))
         self._build_target(variables)
         self._load_pending()
+
+    def _warn_if_unguarded(self) -> None:
+        scaled = self._scaling.active or self._updating_optimizer().loss_scale_factor is not None
+        if scaled or self._is_inner or self._compute_dtype() != "float16":
+            return
+        warnings.warn(
+            f"The dtype policy computes in float16, but {type(self).__name__} does not scale the "
+            "loss: nothing guards small gradients from becoming 0, nor the weights from "
+            "infinities. Use `NPUOptimizer(..., loss_scale_manager, is_loss_scale=True)`, "
+            "`NPULossScaleOptimizer` or `LossScaleMixin`.",
+            stacklevel=3,
+        )
 
     def _build_target(self, variables: list[Any]) -> None:
         self._target().build(variables)
@@ -140,6 +154,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     # Hooks of StepMixin.
 
     _owns_scaling = True
+    _is_inner = False
 
     def __init__(
         self,

@@ -134,21 +134,6 @@ class NPUOptimizer(WrapperHost):
             logger.info("is_tailing_optimization is ignored without is_distributed=True")
         self._overlaps_tail |= self.is_tailing_optimization and self.is_distributed
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Creates all variables of the optimizer.
-
-        Args:
-            variables: the variables to be trained.
-        """
-        if not self.built and not self._scaling.active and self._compute_dtype() == "float16":
-            warnings.warn(
-                "The dtype policy computes in float16, but NPUOptimizer has is_loss_scale=False: "
-                "nothing guards small gradients from becoming 0, nor the weights from infinities. "
-                "Pass a `loss_scale_manager` and `is_loss_scale=True`.",
-                stacklevel=2,
-            )
-        super().build(variables)
-
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, JSON-safe."""
         serialize = keras.saving.serialize_keras_object

@@ -176,17 +176,42 @@ def finish(step: Step, before: ScaleState, decision: Decision) -> None:
 
 def _transition(manager: LossScaleManager, before: ScaleState, finite: tf.Tensor) -> ScaleState:
     pure = type(manager).next_state is not LossScaleManager.next_state
-    if pure or tf.executing_eagerly() or in_xla():
+    if pure or tf.executing_eagerly():
         return manager.next_state(before, finite, TF_NAMESPACE)
+    if in_xla():
+        return _compiled_transition(manager, before, finite)
     # A manager that keeps its own state may keep it in Python: run it once per step, not per trace.
     dtypes = [value.dtype for value in before]
 
     def call(finite: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
         after = manager.next_state(ScaleState(*values), finite, TF_NAMESPACE)
-        return [tf.cast(value, dtype) for value, dtype in zip(after, dtypes, strict=True)]
+        # `identity`, because a variable may not leave a `py_function`.
+        pairs = zip(after, dtypes, strict=True)
+        return [tf.identity(tf.cast(value, dtype)) for value, dtype in pairs]
 
     after = tf.py_function(call, [finite, *before], dtypes)
     return ScaleState(*(tf.ensure_shape(value, ()) for value in after))
+
+
+def _compiled_transition(
+    manager: LossScaleManager, before: ScaleState, finite: tf.Tensor
+) -> ScaleState:
+    """The transition of a manager with a state of its own under XLA, which cannot call Python."""
+    try:
+        after = manager.next_state(before, finite, TF_NAMESPACE)
+    except tf.errors.OperatorNotAllowedInGraphError as error:
+        raise _state_in_python(manager) from error
+    if not tf.is_tensor(after.loss_scale):
+        raise _state_in_python(manager)
+    return after
+
+
+def _state_in_python(manager: LossScaleManager) -> RuntimeError:
+    return RuntimeError(
+        f"{type(manager).__name__} keeps its loss scale in Python, where XLA cannot move it. Keep "
+        "it in a `tf.Variable` and move it without `if`, or override `next_state`, or train with "
+        "`jit_compile=False`."
+    )
 
 
 def move_scale(manager: LossScaleManager, state: StepState, finite: Any) -> tf.Tensor:

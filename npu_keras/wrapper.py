@@ -47,6 +47,8 @@ class WrapperHost(KerasHost):
             _require_no_second(inside, type(self).__name__, scaling, aggregation)
         super(LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = opt
+        if inside is not None:
+            inside._is_inner = True
         if inside is not None and inside._scaling.active:
             # One optimizer, one loss scale: that of the inner one.
             self._owns_scaling, self._scaling = False, inside._scaling

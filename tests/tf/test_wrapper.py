@@ -14,6 +14,7 @@ from scaled import INF, KINDS, apply, make, manager, mixin_class, sgd, weight
 from npu_keras import (
     FixedLossScaleManager,
     LossScaleMixin,
+    NPUDistributedOptimizer,
     NPULossScaleOptimizer,
     NPUOptimizer,
 )
@@ -282,3 +283,28 @@ class TestForwarding:
         apply(optimizer, variable, 0.0)
         assert float(variable) == 0.5 - 0.25
         assert int(optimizer.iterations) == 2
+
+
+class TestUnguarded:
+    def test_a_distributed_optimizer_alone(self):
+        keras.config.set_dtype_policy("mixed_float16")
+        optimizer = NPUDistributedOptimizer(keras.optimizers.SGD(0.1))
+        with pytest.warns(UserWarning, match="NPUDistributedOptimizer does not scale the loss"):
+            optimizer.build([weight()])
+
+    def test_a_distributed_optimizer_inside_a_scaling_one(self):
+        keras.config.set_dtype_policy("mixed_float16")
+        inner = NPUDistributedOptimizer(keras.optimizers.SGD(0.5))
+        optimizer = NPULossScaleOptimizer(inner, manager())
+        optimizer.scale_loss(0.0)
+        variable = weight()
+        apply(optimizer, variable, 1.0, INF)
+        assert float(variable) == 0.5
+        assert int(optimizer.skipped_steps) == 1
+
+    def test_a_static_scale_of_the_inner_optimizer_is_a_guard(self):
+        keras.config.set_dtype_policy("mixed_float16")
+        inner = keras.optimizers.SGD(0.5, loss_scale_factor=64.0)
+        optimizer, variable = NPUOptimizer(inner), weight()
+        optimizer.apply([tf.constant(64.0)], [variable])
+        assert float(variable) == 0.5
