@@ -173,6 +173,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
             create, paths = self._create_state_variable, self._variable_paths
             self._scaling = LossScaling(*scaling, create, paths)
         leave_aggregation_to_us(self._updating_optimizer())
+        self._first_compute_dtype = keras.config.dtype_policy().compute_dtype
         self._constructed = True
 
     def _updating_optimizer(self) -> Any:
@@ -182,7 +183,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     def _create_state_variable(self, spec: VariableSpec) -> Any:
         with keras.name_scope(self.name, caller=self):
             variable = StateVariable(
-                keras.initializers.Constant(spec.initial_value),
+                lambda shape, dtype: tf.cast(tf.fill(shape, spec.initial_value), dtype),
                 shape=spec.shape,
                 dtype=spec.dtype,
                 trainable=False,
@@ -245,6 +246,9 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         return [getattr(v, "path", v.name) for v in self._trainable_variables]
 
     def _compute_dtype(self) -> str:
+        # Keras 3.15.1 has a policy for each thread, and each replica a thread of its own.
+        if tf.distribute.has_strategy():
+            return self._first_compute_dtype
         return keras.config.dtype_policy().compute_dtype
 
 
