@@ -96,11 +96,10 @@ def all_gather(channel: Channel, tensor: tf.Tensor) -> tf.Tensor:
     words = to_words(tensor)
     longest = _rounded_up(tf.reduce_max(rows) * row_bytes // 4 + 1)
     padded = tf.pad(words, [[0, longest - tf.size(words, tf.int64)]])
-    parts = tf.reshape(channel.gather(padded), [channel.size, -1])
-    shapes = [tf.concat([rows[r : r + 1], row_shape], 0) for r in range(channel.size)]
-    return tf.concat(
-        [from_words(parts[r], shapes[r], tensor.dtype) for r in range(channel.size)], 0
-    )
+    data = tf.reshape(tf.bitcast(channel.gather(padded), tf.uint8), [channel.size, -1])
+    kept = [data[rank, : rows[rank] * row_bytes] for rank in range(channel.size)]
+    shape = tf.concat([tf.reduce_sum(rows, keepdims=True), row_shape], 0)
+    return _from_bytes(tf.concat(kept, 0), shape, tensor.dtype)
 
 
 def to_words(tensor: tf.Tensor) -> tf.Tensor:
@@ -114,12 +113,16 @@ def to_words(tensor: tf.Tensor) -> tf.Tensor:
 
 def from_words(words: tf.Tensor, shape: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """The tensor whose bytes a vector of int32 begins with."""
-    kept = tf.uint8 if dtype == tf.bool else dtype
     data = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
-    data = data[: tf.reduce_prod(shape) * kept.size]
-    if kept.size > 1:
-        data = tf.reshape(data, [-1, kept.size])
-    return tf.cast(tf.reshape(tf.bitcast(data, kept), shape), dtype)
+    return _from_bytes(data[: tf.reduce_prod(shape) * dtype.size], shape, dtype)
+
+
+def _from_bytes(data: tf.Tensor, shape: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.bool:
+        return tf.cast(tf.reshape(data, shape), dtype)
+    if dtype.size > 1:
+        data = tf.reshape(data, [-1, dtype.size])
+    return tf.reshape(tf.bitcast(data, dtype), shape)
 
 
 def _rounded_up(size: tf.Tensor) -> tf.Tensor:

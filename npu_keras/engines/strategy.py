@@ -6,6 +6,7 @@ an update must stand in the cross-replica context: `merge_call` leads there, and
 `call_for_each_replica` back into the replicas for the update itself.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,25 @@ def replicas_in_sync() -> int:
             "`strategy.run(train_step, ...)`, not in the strategy's scope alone."
         )
     return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def warn_where_fit_fails() -> None:
+    """Says, where an optimizer is made, that `fit` will not work under the strategy around it.
+
+    Keras 3.15.1 fails there before it has called any method of the optimizer.
+    """
+    strategy = tf.distribute.get_strategy()
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    jobs = strategy.cluster_resolver.cluster_spec().as_dict()
+    if sum(len(jobs.get(job, ())) for job in ("chief", "worker")) > 1:
+        warnings.warn(
+            "`model.fit` of Keras 3 fails under a MultiWorkerMirroredStrategy with several workers "
+            "(keras-team/keras#20585). Leave out the strategy: the 'collective' engine needs only "
+            "the same TF_CONFIG and `is_distributed=True` or `NPUDistributedOptimizer`. A loop of "
+            "your own with `strategy.run` works.",
+            stacklevel=5,
+        )
 
 
 class ReplicaTransport:

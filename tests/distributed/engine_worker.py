@@ -83,7 +83,7 @@ def check_not_finite():
 
 
 def check_gather_and_broadcast():
-    dtypes = (tf.float32, tf.bfloat16, tf.int64, tf.uint8, tf.bool)
+    dtypes = (tf.float32, tf.bfloat16, tf.uint8, tf.bool)
     for rows_of in (lambda rank: rank, lambda rank: 3 - min(rank, 3), lambda rank: 0):
         of_ranks = [
             [tf.cast(tf.fill([rows_of(rank), 3], rank), dtype) for dtype in dtypes]

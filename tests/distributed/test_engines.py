@@ -9,14 +9,16 @@ import pytest
 from launch import run_ranks
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 ENGINES = pytest.mark.parametrize("engine", ["mpi", "collective"])
 
 
 @ENGINES
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_call(engine, size):
-    for result in run_ranks(HERE / "engine_worker.py", size, engine, engine, str(size)):
+    for result in run_ranks(
+        HERE / "engine_worker.py", size, engine, engine, str(size), timeout_s=200
+    ):
         assert result.returncode == 0, result.output
         assert "all is well" in result.output
 
