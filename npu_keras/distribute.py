@@ -32,6 +32,8 @@ def size() -> int:
     return engine().size
 
 
+# AutoGraph has nothing to convert here, and cannot look into MPI.
+@tf.autograph.experimental.do_not_convert
 def all_reduce(values: Any, reduction: str = "mean") -> Any:
     """Reduces tensors elementwise over all ranks.
 
@@ -46,6 +48,7 @@ def all_reduce(values: Any, reduction: str = "mean") -> Any:
 
     Raises:
         ValueError: for an unknown reduction.
+        TypeError: for a tensor that holds no numbers.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(
@@ -56,6 +59,7 @@ def all_reduce(values: Any, reduction: str = "mean") -> Any:
     return [None if value is None else _all_reduce_one(value, reduction) for value in values]
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(variables: Sequence[Any], root_rank: int = 0) -> None:
     """Overwrites variables with those of one rank.
 
@@ -103,8 +107,38 @@ def shard_and_rebatch_dataset(
     return dataset.shard(size(), rank()), global_batch_size // size()
 
 
+def equal_steps(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Cuts a dataset to the number of batches that every rank has.
+
+    All ranks must call it. Without it a rank with more batches waits for the others in vain.
+
+    Args:
+        dataset: batched; any number of batches on each rank.
+
+    Returns:
+        The first batches of the dataset, as many as the rank with the fewest has.
+
+    Raises:
+        ValueError: on every rank, if any of them does not know its number of batches.
+    """
+    everyone = engine().exchange(int(dataset.cardinality().numpy()), "number of batches")
+    unsure = [each for each, batches in enumerate(everyone) if batches < 0]
+    if unsure:
+        raise ValueError(
+            "Every rank must know its number of batches. Received: a dataset of unknown or "
+            f"infinite cardinality on ranks {unsure}. Cut it with `dataset.take(batches)`, the "
+            "same on all ranks; `tf.data.experimental.assert_cardinality` tells what you know."
+        )
+    return dataset.take(min(everyone))
+
+
 def _all_reduce_one(value: Any, reduction: str) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
+    if not (value.dtype.is_floating or value.dtype.is_integer):
+        raise TypeError(
+            f"Expected numbers to reduce. Received: a tensor of dtype {value.dtype.name}. "
+            "Cast it first, for example a bool to int32."
+        )
     mean = reduction == "mean"
     if mean and value.dtype.is_floating:
         value = value / tf.constant(size(), value.dtype)

@@ -8,9 +8,11 @@ from typing import Any
 
 import keras
 
+from npu_keras import cluster, engines
 from npu_keras._upstream import layers_of
 from npu_keras.callbacks import wording
 from npu_keras.callbacks.forward_state import forward_state
+from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.event_log import EventLog
 from npu_keras.journal import Event, JournalReader, Snapshot
 from npu_keras.state import RING_ROWS
@@ -40,6 +42,9 @@ class LossScaleLogger(keras.callbacks.Callback):
     random states and the running loss. This callback registers them with `optimizer.protect`, so
     that the step leaves no trace. In an epoch without any applied step the loss is NaN. Compiled
     metrics are updated after the step and do see its batch.
+
+    Where several ranks take their steps together, rank 0 prints and writes for all of them, since
+    all see the same events; each event says which rank overflowed. The keys are in everyone's logs.
 
     Args:
         log_freq: `"epoch"`, or an integer to fetch events every so many batches as well, so that
@@ -81,6 +86,7 @@ class LossScaleLogger(keras.callbacks.Callback):
     _optimizer: Any
     _reader: JournalReader | None
     _line: wording.Report | None
+    _speaks: bool
     _before: Snapshot
     _events: list[Event]
 
@@ -89,7 +95,8 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._optimizer = _require_loss_scaled(self.model.optimizer)
         self._reader = None
         self._line = None
-        if self._file is not None:
+        self._speaks = _speaks_for_all(self._optimizer)
+        if self._file is not None and self._speaks:
             self._file.open()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -153,19 +160,19 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._steps_unread = 0
         events = self._started_reader().drain()
         self._events += events
-        if self._file is not None and events:
+        if self._file is not None and self._speaks and events:
             self._file.append(events, self._epoch)
 
     def _say(self) -> None:
         # One epoch late, when the progress bar's line is complete.
         line, self._line = self._line, None
-        if line is not None and line.needs_action:
+        if line is not None and line.needs_action and self._speaks:
             _logger.warning(line.text)
         elif line is not None:
             self._print(line.text)
 
     def _print(self, text: str | None) -> None:
-        if not text or not self.verbose:
+        if not text or not self.verbose or not self._speaks:
             return
         if keras.config.is_interactive_logging_enabled():
             print(text, flush=True)
@@ -192,6 +199,16 @@ def _require_loss_scaled(optimizer: Any) -> Any:
         "`model.compile(npu_keras.NPUOptimizer(optimizer, manager, is_loss_scale=True), ...)`. "
         f"Received: model.optimizer={optimizer!r}"
     )
+
+
+def _speaks_for_all(optimizer: Any) -> bool:
+    """Whether this process is the first of those that take steps together with `optimizer`."""
+    if replicas_in_sync() > 1:  # perhaps of several processes
+        return cluster.find().rank == 0
+    if optimizer._aggregation is not None:
+        return optimizer._aggregation.engine().rank == 0
+    # Processes that train alone, each its own model, speak for themselves.
+    return not optimizer._decides_together or engines.find().rank == 0
 
 
 def _values(span: wording.Span) -> dict[str, float]:

@@ -2,6 +2,7 @@
 """The sentences about a loss scale that a user reads during training."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -137,8 +138,8 @@ def describe(epoch: int, span: Span, manager: Any) -> Report | None:
     calm = not (settled or any(causes) or _grew_before(span, overflows))
     parts = [_movement(span)]
     if overflows:
-        parts += [_skips(span, overflows, calm), _first(overflows), _pending(span, manager)]
-        parts += [_total(span), *causes]
+        parts += [_skips(span, overflows, calm), _first(overflows), _ranks(overflows)]
+        parts += [_pending(span, manager), _total(span), *causes]
     if span.lost:
         parts.append(f"{span.lost} earlier events were overwritten before they were read")
     text = f"Epoch {epoch + 1}: {'; '.join(part for part in parts if part)}."
@@ -173,7 +174,16 @@ def _first(overflows: Sequence[Event]) -> str:
         return ""
     others = event.bad_variables - 1
     more = f" (and {others} more)" if others > 0 else ""
-    return f"first overflow in {event.variable}{more}"
+    rank = "" if event.rank is None else f" on rank {event.rank}"
+    return f"first overflow in {event.variable}{more}{rank}"
+
+
+def _ranks(overflows: Sequence[Event]) -> str:
+    counts = Counter(event.rank for event in overflows if event.rank is not None)
+    if len(overflows) == 1 or not counts:
+        return ""
+    # The lowest rank that overflowed in a step stands for the others.
+    return ", ".join(f"{count} on rank {rank}" for rank, count in sorted(counts.items()))
 
 
 def _pending(span: Span, manager: Any) -> str:
