@@ -15,19 +15,19 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+FOLLOWING = [*BLOCKS[1:], ("", "")]
 SCRIPT, COMMANDS = next(
-    (code, BLOCKS[i + 1][1])
-    for i, (language, code) in enumerate(BLOCKS)
-    if language == "python" and code.startswith("# train.py\n")
+    (code, commands)
+    for (_, code), (_, commands) in zip(BLOCKS, FOLLOWING, strict=True)
+    if code.startswith("# train.py\n")
 )
 
 
 def python_blocks():
     blocks = []
-    for i, (language, code) in enumerate(BLOCKS):
+    for (language, code), (kind, text) in zip(BLOCKS, FOLLOWING, strict=True):
         if language == "python":
-            following = BLOCKS[i + 1]
-            shown = following[1].splitlines() if following[0] == "text" else []
+            shown = text.splitlines() if kind == "text" else []
             line = README[: README.index(code)].count("\n") + 1
             blocks.append(pytest.param(code, shown, id=f"line {line}"))
     return blocks
