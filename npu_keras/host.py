@@ -13,7 +13,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
-from npu_keras.engines.strategy import replicas_in_sync
+from npu_keras.engines.strategy import replicas_in_sync, warn_where_fit_fails
 from npu_keras.keras_state import KerasNames, SavedByPosition, StateVariable
 from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
@@ -173,6 +173,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
             create, paths = self._create_state_variable, self._variable_paths
             self._scaling = LossScaling(*scaling, create, paths)
         leave_aggregation_to_us(self._updating_optimizer())
+        warn_where_fit_fails()
         self._first_compute_dtype = keras.config.dtype_policy().compute_dtype
         self._constructed = True
 
