@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_keras.state import RING_COLUMNS, RING_ROWS, StepState
+from npu_keras.state import RING_COLUMNS, RING_ROWS, StepState, native
 
 SKIP, GROW, BACK_OFF = "skip", "grow", "back off"
 KINDS = (SKIP, GROW, BACK_OFF)
@@ -215,7 +215,7 @@ def read(variable: Any) -> np.ndarray:
     Args:
         variable: a Keras or TensorFlow variable.
     """
-    return np.asarray(getattr(variable, "value", variable).numpy())
+    return np.asarray(native(variable).numpy())
 
 
 def _event(integers: np.ndarray, scales: np.ndarray, paths: Sequence[str]) -> Event:

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras.state import native
+
 
 class Protection:
     """Pairs of a variable and the value it had after the last applied step."""
@@ -34,13 +36,13 @@ class Protection:
         """
         before = len(self._pairs)
         for variable in variables:
-            native = getattr(variable, "value", variable)
-            if not isinstance(native, tf.Variable):
+            found = native(variable)
+            if not isinstance(found, tf.Variable):
                 raise TypeError(
                     "`protect` takes Keras or TensorFlow variables, for example "
                     f"`model.non_trainable_variables`. Received: {variable!r}"
                 )
-            self._remember_outside(native)
+            self._remember_outside(found)
         return len(self._pairs) > before
 
     def _remember_outside(self, variable: tf.Variable) -> None:

@@ -110,3 +110,9 @@ class StepState:
         for name, value in zip(ScaleState._fields, new, strict=True):
             variable = getattr(self, name)
             variable.assign(tf.cast(value, variable.dtype))
+
+
+def native(variable: Any) -> Any:
+    """Returns the TensorFlow variable behind a Keras 3 variable, others as they are."""
+    # The `value` of a TensorFlow variable is a method.
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
