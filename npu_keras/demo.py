@@ -11,19 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_keras.digits import BATCH_SIZE, Digits, inner_optimizer, load_digits, loss, network
+
 INITIAL_SCALE = 2.0**32
 """Far too high on purpose, to be seen coming down."""
 
-BATCH_SIZE, EPOCHS, SEED = 32, 12, 7
-
-
-class Digits(NamedTuple):
-    """Images (n, 64) as float32 in 0 to 1 and labels (n,) from 0 to 9, in two parts."""
-
-    train_images: Any
-    train_labels: Any
-    test_images: Any
-    test_labels: Any
+EPOCHS = 12
 
 
 class Result(NamedTuple):
@@ -46,26 +39,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 1 if a package is missing.
     """
-    arguments = _parser().parse_args(argv)
-    missing = [name for name in ("sklearn", "matplotlib") if not importlib.util.find_spec(name)]
-    if missing:
-        names = " and ".join({"sklearn": "scikit-learn"}.get(name, name) for name in missing)
-        print(
-            f"The demo needs {names}. Install with: pip install 'npu-keras[demo]'", file=sys.stderr
-        )
+    arguments = parser(
+        "python -m npu_keras demo",
+        "Trains a small network on scikit-learn's handwritten digits in mixed_float16, "
+        "with a loss scale that starts far too high, and shows what the scale does.",
+    ).parse_args(argv)
+    if not packages_are_there("sklearn", "matplotlib"):
         return 1
-    # TensorFlow's remarks on the machine would stand between the lines of the demo.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     run(arguments.output, arguments.epochs)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m npu_keras demo",
-        description="Trains a small network on scikit-learn's handwritten digits in mixed_float16, "
-        "with a loss scale that starts far too high, and shows what the scale does.",
-    )
+def packages_are_there(*names: str) -> bool:
+    """Whether packages can be imported; says what to install if not.
+
+    Args:
+        names: names of the modules.
+    """
+    missing = [name for name in names if not importlib.util.find_spec(name)]
+    if missing:
+        text = " and ".join({"sklearn": "scikit-learn"}.get(name, name) for name in missing)
+        print(
+            f"The demo needs {text}. Install with: pip install 'npu-keras[demo]'", file=sys.stderr
+        )
+    # TensorFlow's remarks on the machine would stand between the lines of the demo.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return not missing
+
+
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Makes the parser of a demo's command line: `--output` and `--epochs`.
+
+    Args:
+        prog: the command.
+        description: what it does.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument(
         "--output", metavar="DIR", type=Path, default=Path("demo"), help="default: %(default)s"
     )
@@ -110,19 +119,6 @@ def run(output: Path, epochs: int) -> list[Result]:
     return results
 
 
-def load_digits() -> Digits:
-    """Returns scikit-learn's 1797 handwritten digits, a fifth of them for the test."""
-    from sklearn.datasets import load_digits as load
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load(return_X_y=True)
-    parts = train_test_split(
-        (images / 16).astype("float32"), labels, test_size=0.2, random_state=SEED, stratify=labels
-    )
-    train_images, test_images, train_labels, test_labels = parts
-    return Digits(train_images, train_labels, test_images, test_labels)
-
-
 def train_scaled(digits: Digits, epochs: int, output: Path) -> Result:
     """Trains in mixed_float16 with loss scaling, and writes the files of the demo.
 
@@ -140,9 +136,9 @@ def train_scaled(digits: Digits, epochs: int, output: Path) -> Result:
     manager = npu_keras.ExponentialUpdateLossScaleManager(
         INITIAL_SCALE, incr_every_n_steps=20, decr_every_n_nan_or_inf=2, decr_ratio=0.5
     )
-    optimizer = npu_keras.NPUOptimizer(_inner_optimizer(), manager, is_loss_scale=True)
-    model = _network("mixed_float16")
-    model.compile(optimizer, loss=_loss(), metrics=["accuracy"])
+    optimizer = npu_keras.NPUOptimizer(inner_optimizer(), manager, is_loss_scale=True)
+    model = network("mixed_float16")
+    model.compile(optimizer, loss=loss(), metrics=["accuracy"])
     losses = _batch_losses(model)
     callbacks = [
         LossScaleLogger(jsonl=output / "events.jsonl"),
@@ -167,36 +163,9 @@ def train_plain(name: str, policy: str, digits: Digits, epochs: int) -> Result:
         epochs: how many epochs.
     """
     print(f"Now the same in {name}, for comparison ...", flush=True)
-    model = _network(policy)
-    model.compile(_inner_optimizer(), loss=_loss(), metrics=["accuracy"], auto_scale_loss=False)
+    model = network(policy)
+    model.compile(inner_optimizer(), loss=loss(), metrics=["accuracy"], auto_scale_loss=False)
     return _fit(name, model, digits, epochs, [], verbose=0)
-
-
-def _network(policy: str) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(SEED)
-    keras.config.set_dtype_policy(policy)
-    return keras.Sequential(
-        [
-            keras.layers.Input((64,)),
-            keras.layers.Dense(64, activation="relu", name="hidden"),
-            keras.layers.Dropout(0.1),
-            keras.layers.Dense(10, dtype="float32", name="digits"),
-        ]
-    )
-
-
-def _inner_optimizer() -> Any:
-    import keras
-
-    return keras.optimizers.AdamW(2e-3, weight_decay=1e-3)
-
-
-def _loss() -> Any:
-    import keras
-
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def _batch_losses(model: Any) -> Any:
@@ -208,9 +177,9 @@ def _batch_losses(model: Any) -> Any:
     compute_loss = model.compute_loss
 
     def recording(*args: Any, **kwargs: Any) -> Any:
-        loss = compute_loss(*args, **kwargs)
-        latest.assign(tf.cast(loss, tf.float32))
-        return loss
+        value = compute_loss(*args, **kwargs)
+        latest.assign(tf.cast(value, tf.float32))
+        return value
 
     model.compute_loss = recording
 
@@ -256,13 +225,7 @@ def summary(results: Sequence[Result], output: Path) -> str:
     """
     from npu_keras.callbacks.wording import scale_text
 
-    lines = [f"\n{'run':<31}{'steps tried':>12}{'skipped':>9}{'scale':>8}{'test accuracy':>15}"]
-    for row in results:
-        scale = "-" if row.scale is None else scale_text(row.scale)
-        lines.append(
-            f"{row.name:<31}{row.tried:>12}{row.skipped:>9}{scale:>8}{row.accuracy:>14.1%}"
-        )
-    lines += ["", _lesson(scale_text(results[0].scale or 1.0))]
+    lines = ["", *table(results), "", _lesson(scale_text(results[0].scale or 1.0))]
     files = {
         "loss_scale.png": "the loss scale and the loss, step by step",
         "events.jsonl": "one line for each skipped step and each growth",
@@ -271,6 +234,23 @@ def summary(results: Sequence[Result], output: Path) -> str:
     lines += ["", "Written:"]
     lines += [f"  {output / name!s:<28} {text}" for name, text in files.items()]
     return "\n".join(lines)
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Returns the lines of a table.
+
+    Args:
+        results: one entry per run.
+    """
+    from npu_keras.callbacks.wording import scale_text
+
+    lines = [f"{'run':<31}{'steps tried':>12}{'skipped':>9}{'scale':>8}{'test accuracy':>15}"]
+    for row in results:
+        scale = "-" if row.scale is None else scale_text(row.scale)
+        lines.append(
+            f"{row.name:<31}{row.tried:>12}{row.skipped:>9}{scale:>8}{row.accuracy:>14.1%}"
+        )
+    return lines
 
 
 def _lesson(scale: str) -> str:
