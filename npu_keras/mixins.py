@@ -16,15 +16,9 @@ import tensorflow as tf
 from npu_keras import engines
 from npu_keras import step as order
 from npu_keras.accumulation import Window, take_accumulated_step
+from npu_keras.aggregating import Aggregating, DecidingTogether
 from npu_keras.aggregation import GradientAggregation
-from npu_keras.channels import (
-    Aggregating,
-    Alone,
-    Channel,
-    DecidingTogether,
-    GradientList,
-    Replicas,
-)
+from npu_keras.channels import Alone, Channel, GradientList, Replicas
 from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
