@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from npu_keras.optimizers import NPUDistributedOptimizer, NPULossScaleOptimizer, NPUOptimizer
     from npu_keras.run_config import NPURunConfig
+    from npu_keras.unscaled import unscaled_optimizers
 
 _HOMES = {
     "Event": "journal",
@@ -39,6 +40,7 @@ _HOMES = {
     "ScaleState": "loss_scale",
     "set_split_strategy_by_idx": "buckets",
     "set_split_strategy_by_size": "buckets",
+    "unscaled_optimizers": "unscaled",
 }
 _SUBMODULES = ("callbacks", "distribute", "engines", "plotting")
 
@@ -61,6 +63,7 @@ __all__ = [
     "distribute",
     "set_split_strategy_by_idx",
     "set_split_strategy_by_size",
+    "unscaled_optimizers",
 ]
 
 

@@ -16,6 +16,7 @@ from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.event_log import EventLog
 from npu_keras.journal import Event, JournalReader, Snapshot
 from npu_keras.state import RING_ROWS
+from npu_keras.unscaled import unscaled_optimizers
 
 _logger = logging.getLogger("npu_keras")
 
@@ -91,8 +92,9 @@ class LossScaleLogger(keras.callbacks.Callback):
     _events: list[Event]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the loss-scaled optimizer."""
+        """Finds the loss-scaled optimizer, and warns of others that scale nothing."""
         self._optimizer = _require_loss_scaled(self.model.optimizer)
+        unscaled_optimizers(self.model)
         self._reader = None
         self._line = None
         self._speaks = _speaks_for_all(self._optimizer)

@@ -293,3 +293,20 @@ def test_parts_of_the_variables_in_one_function(kind):
     assert step.experimental_get_tracing_count() == 1
     with pytest.raises(ValueError, match="Unknown variable"):
         optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0)])
+
+
+def test_a_different_optimizer_for_each_kind_of_weight():
+    """`keras.optimizers.MultiOptimizer` as the inner optimizer."""
+
+    def multi():
+        kernels, biases = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)
+        return keras.optimizers.MultiOptimizer(
+            lambda variable: kernels if "kernel" in variable.path else biases
+        )
+
+    plain_model, model = fresh_model(), fresh_model()
+    train(plain_model, multi(), good_batches())
+    optimizer = NPULossScaleOptimizer(multi(), manager(1024.0, grow=3))
+    train(model, optimizer, batches())
+    assert_bit_equal(values(model.variables), values(plain_model.variables))
+    assert int(optimizer.iterations) == 9

@@ -29,7 +29,7 @@ print(float(variable), sorted(m for m in {BLOCKED!r} if sys.modules.get(m)))
 
 def python(script):
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
