@@ -19,6 +19,7 @@ from npu_keras.engines.base import (
     check_reduction,
     check_root,
 )
+from npu_keras.engines.packing import pack, unpack
 from npu_keras.engines.peers import Peers
 from npu_keras.engines.tally import Tally
 
@@ -83,13 +84,10 @@ class CollectiveEngine:
         channel = self._channel(lane)
 
         def body() -> list[tf.Tensor]:
-            flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-            reduced = tf.cast(channel.reduce(tf.cast(flat, wire), reduction), dtype)
-            parts = tf.split(reduced, [tf.size(tensor) for tensor in tensors])
-            return [tf.reshape(p, tf.shape(t)) for p, t in zip(parts, tensors, strict=True)]
+            flat = tf.cast(pack(tensors), wire)
+            return unpack(tf.cast(channel.reduce(flat, reduction), dtype), tensors)
 
-        outputs = self._run(body, tensors, lane, f"all_reduce of {label}")
-        return _with_shapes(outputs, tensors)
+        return self._run(body, tensors, lane, f"all_reduce of {label}")
 
     @tf.autograph.experimental.do_not_convert
     def all_gather(self, tensor: tf.Tensor, *, lane: int, label: str) -> tf.Tensor:
@@ -117,10 +115,9 @@ class CollectiveEngine:
         def body() -> list[tf.Tensor]:
             words = [collective_ops.to_words(tensor) for tensor in tensors]
             sent = channel.broadcast(tf.concat(words, 0), root_rank, self.rank)
-            parts = tf.split(sent, [tf.size(each) for each in words])
             return [
                 collective_ops.from_words(part, tf.shape(tensor), tensor.dtype)
-                for part, tensor in zip(parts, tensors, strict=True)
+                for part, tensor in zip(unpack(sent, words), tensors, strict=True)
             ]
 
         outputs = self._run(body, tensors, lane, f"broadcast of {label}")

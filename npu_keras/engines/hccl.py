@@ -19,6 +19,7 @@ from npu_keras.engines.base import (
     check_reduction,
     check_root,
 )
+from npu_keras.engines.packing import pack, unpack
 
 _OPS = {"npu_device": "npu_device.distribute.hccl_ops", "npu_bridge": "npu_bridge.hccl.hccl_ops"}
 _UNFUSED = 0  # the buckets are made already
@@ -65,10 +66,8 @@ class HcclEngine:
         check_reduction(reduction)
         if not tensors:
             return []
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-        reduced = self._ops.allreduce(flat, reduction, fusion=_UNFUSED)
-        parts = tf.split(reduced, [tf.size(tensor) for tensor in tensors])
-        return [tf.reshape(p, tf.shape(t)) for p, t in zip(parts, tensors, strict=True)]
+        reduced = self._ops.allreduce(pack(tensors), reduction, fusion=_UNFUSED)
+        return unpack(reduced, tensors)
 
     def all_gather(self, tensor: tf.Tensor, *, lane: int, label: str) -> tf.Tensor:
         """Concatenates the tensors of all ranks along axis 0; see `Engine.all_gather`.

@@ -18,8 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Transfer = Generator[list[Any], None, list[Array]]
 
 _ALIGNMENT = 64  # TensorFlow takes over an aligned array without a copy
-_KEPT = 4
-_SMALL_BYTES = 1 << 16
+_KEPT_BYTES = 1 << 30
 _BLOCK = 1 << 16  # elements: a float32 block of them stays in cache
 
 
@@ -31,6 +30,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._buffers: dict[int, list[Array]] = defaultdict(list)
+        self._kept_bytes = 0
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -42,28 +42,27 @@ class Pool:
 
     def _take(self, size: int) -> Array:
         with self._lock:
-            kept = self._buffers[size]
-            for buffer in kept:
+            for buffer in self._buffers[size]:
                 # Three references: the list, this name, the argument. A view adds one.
                 if sys.getrefcount(buffer) == 3:
                     return buffer
             fresh = np.empty(size, np.uint8)
-            if len(kept) < _KEPT:
-                kept.append(fresh)
+            if self._kept_bytes + size <= _KEPT_BYTES:
+                self._kept_bytes += size
+                self._buffers[size].append(fresh)
             return fresh
 
 
 def all_reduce(comm: Any, arrays: Sequence[Array], op: Any, pool: Pool) -> Transfer:
-    """Reduces large arrays where they are, without a copy into a bucket, and small ones packed."""
-    small = [array for array in arrays if array.nbytes < _SMALL_BYTES]
-    large = [array for array in arrays if array.nbytes >= _SMALL_BYTES]
-    packed, starts = _pack(small, arrays[0].dtype)
-    sent = [packed, *large] if small else large
-    results = [pool.empty(array.shape, array.dtype) for array in sent]
-    yield [comm.Iallreduce(array, result, op) for array, result in zip(sent, results, strict=True)]
-    unpacked = iter(_unpack(results[0], small, starts))
-    reduced = iter(results[1:] if small else results)
-    return [next(unpacked if a.nbytes < _SMALL_BYTES else reduced) for a in arrays]
+    """Reduces each array from where it is, without a copy into a bucket.
+
+    One after the other: together they would drive each other out of the cache.
+    """
+    results = []
+    for array in arrays:
+        results.append(pool.empty(array.shape, array.dtype))
+        yield [comm.Iallreduce(array, results[-1], op)]
+    return results
 
 
 def half_all_reduce(comm: Any, arrays: Sequence[Array], reduce: np.ufunc, pool: Pool) -> Transfer:

@@ -79,26 +79,25 @@ def test_a_rounding_at_every_rank_would_differ():
     assert mpi_transfers._reduce_parts(parts, np.add)[0] == 2050
 
 
-def test_small_arrays_travel_together_and_large_ones_from_where_they_are():
+def test_arrays_travel_from_where_they_are_one_after_the_other():
     comms = [Comm(rank, 2) for rank in range(2)]
-    shapes = [(3,), (200, 200), (), (100, 300)]
-    arrays = [[np.full(s, rank + 1.0) for s in shapes] for rank in range(2)]
+    arrays = [[np.full(s, rank + 1.0) for s in [(3,), (), (10, 30)]] for rank in range(2)]
     pool = mpi_transfers.Pool()
     transfers = [
         mpi_transfers.all_reduce(comm, own, np.add, pool)
         for comm, own in zip(comms, arrays, strict=True)
     ]
-    for transfer in transfers:
-        next(transfer)
-    sent = [send for _, send, _ in comms[0].calls]
-    assert [array.size for array in sent] == [16, 40_000, 30_000]
-    assert sent[1] is arrays[0][1]
-    carry_out(comms)
+    for position in range(3):
+        for transfer in transfers:
+            next(transfer)
+        [(_, sent, _)] = comms[0].calls
+        assert sent is arrays[0][position]
+        carry_out(comms)
     for transfer in transfers:
         with pytest.raises(StopIteration) as end:
             next(transfer)
-        for result, shape in zip(end.value.value, shapes, strict=True):
-            np.testing.assert_array_equal(result, np.full(shape, 3.0))
+        for result, array in zip(end.value.value, arrays[0], strict=True):
+            np.testing.assert_array_equal(result, np.full(array.shape, 3.0))
 
 
 def test_a_buffer_is_used_again_once_nobody_holds_it():
