@@ -80,6 +80,7 @@ def test_a_rank_that_never_starts_the_engine_is_named(engine):
     """
     first, _, last = run_ranks(textwrap.dedent(script), 3, engine)
     for result in (first, last):
+        assert result.returncode == 0, result.output
         if engine == "mpi":
             assert "raised Waited 4 s for all ranks to start MPI" in result.output
         else:
