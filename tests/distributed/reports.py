@@ -11,9 +11,9 @@ from launch import run_ranks
 WORKER = Path(__file__).parent / "worker" / "run.py"
 MARK = "CHECK "
 MODULES = {
-    2: "decision,agreement,equivalence,accumulating,sparse_rows,wire_plan,nesting,saving,functions,"
-    "tail,shares",
-    3: "decision,equivalence,shares",
+    2: "decision,shares,shares_saved,agreement,equivalence,accumulating,sparse_rows,wire_plan,"
+    "nesting,saving,functions,tail",
+    3: "decision,shares",
 }
 TIMEOUT_S = 500
 
