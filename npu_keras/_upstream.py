@@ -15,7 +15,6 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
-
 INHERITED = (
     "_accumulated_gradients",
     "_check_variables_are_known",
