@@ -1,9 +1,11 @@
 # From a fresh clone, with nothing but python3 and make:
-#   make demo         train with loss scaling and draw what happened
-#   make test         every test; FAST=1 for those that need no TensorFlow
-#   make test-oldest  every test on the oldest versions that pyproject.toml allows
-#   make lint         formatting, lint, types, import layers
-#   make clean        remove environments, caches and what the demo wrote
+#   make demo              train with loss scaling and draw what happened
+#   make demo-distributed  the same data on two processes, one of which overflows
+#   make test              every test; FAST=1 for those that need no TensorFlow
+#   make test-hosts        two hosts (network namespaces, as root) joined by a 1 Gbit/s link
+#   make test-oldest       every test on the oldest versions that pyproject.toml allows
+#   make lint              formatting, lint, types, import layers
+#   make clean             remove environments, caches and what the demo wrote
 
 PYTHON ?= python3
 FAST ?=
@@ -14,17 +16,24 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 # A process for each folder of tests: what one does to TensorFlow's runtime does not reach the next.
 PURE_TESTS := tests/pure
+HOST_TESTS := tests/hosts
 ALL_TESTS := $(shell find tests -name 'test_*.py' | cut -d/ -f1,2 | sort -u)
+ALL_TESTS := $(filter-out $(HOST_TESTS),$(ALL_TESTS))
 TESTS := $(if $(FAST),$(PURE_TESTS),$(ALL_TESTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest lint clean
+.PHONY: help demo demo-distributed test test-hosts test-oldest lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
+demo demo-distributed: export TF_CPP_MIN_LOG_LEVEL = 3
+
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -m npu_keras demo
+
+demo-distributed: $(VENV)/.installed
+	$(VENV)/bin/python -m npu_keras run -n 2 -m npu_keras.demo_distributed
 
 # Every group runs, whatever became of the one before it.
 define run_tests
@@ -35,6 +44,10 @@ endef
 
 test: $(VENV)/.installed
 	$(call run_tests,$(VENV))
+
+# Skipped, with the reason, where network namespaces cannot be made.
+test-hosts: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest -rs $(HOST_TESTS)
 
 test-oldest: $(OLDEST)/.installed
 	$(call run_tests,$(OLDEST))
