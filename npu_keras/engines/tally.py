@@ -83,9 +83,12 @@ class Tally:
         return outputs
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; logs who is to blame for a collective that never ended."""
         self._stop.set()
         self._thread.join()
+        if self._waiting and self._peers.failure is None:
+            label, _ = next(iter(self._waiting.values()))
+            _LOG.error("%s", self._peers.explain(label, "it did not end."))
 
     def _watch(self) -> None:
         while not self._stop.wait(min(0.2, self._peers.timeout_s / 20)):

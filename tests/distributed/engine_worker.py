@@ -109,6 +109,18 @@ def check_gather_and_broadcast():
         assert result.numpy().tobytes() == value.numpy().tobytes()
 
 
+def check_results_stay():
+    """A result is not written over by later ones, however long it is kept."""
+
+    def call(tensors):
+        return engine.all_reduce(tensors, reduction="sum", lane=4, label="kept")
+
+    for run in (call, tf.function(call, autograph=False)):
+        kept = [run([tf.fill([100_000], float(number))])[0] for number in range(6)]
+        for number, tensor in enumerate(kept):
+            same(tensor, np.full(100_000, SIZE * number, np.float32))
+
+
 def check_lanes():
     """Twenty lanes, started in an order that differs between ranks, then some twice."""
     order = np.random.default_rng(RANK).permutation(20)
@@ -174,6 +186,7 @@ check_exchange()
 check_all_reduce()
 check_not_finite()
 check_gather_and_broadcast()
+check_results_stay()
 check_lanes()
 check_fit()
 engine.shutdown()

@@ -35,6 +35,7 @@ def fail(engine, size, how, who, mode):
     survivors = [result for result in results if result.rank != who]
     for result in survivors:
         assert result.returncode == 3, result.output
+        assert re.search(rf"Rank {who} has (died|left|been silent)", result.output), result.output
         assert float(re.search(r"^waited (.*)$", result.output, re.M)[1]) < 10
     return results[who], [re.search(r"^error (.*)$", r.output, re.M)[1] for r in survivors]
 
