@@ -59,6 +59,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/lint-imports
 
 $(VENV)/.installed: pyproject.toml
+	@echo "Installing TensorFlow and the rest into $(VENV): some minutes, about 2.6 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)/bin/python -m pip install --quiet -e '.[demo,mpi]' --group test --group lint
