@@ -9,12 +9,12 @@ import pytest
 from launch import run_ranks
 
 WORKER = Path(__file__).with_name("uneven_worker.py")
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def together():
-    return run_ranks(WORKER, 2, "mpi", "together", env={"NPU_KERAS_STEPS": "4"}, timeout_s=180)
+    return run_ranks(WORKER, 2, "mpi", "together", env={"NPU_KERAS_STEPS": "4"}, timeout_s=280)
 
 
 def test_equal_steps_and_a_step_limit_end_with_equal_weights(together):

@@ -18,7 +18,7 @@ from npu_keras import distribute, engines
 from npu_keras.callbacks import BroadcastVariables, LossScaleLogger, StepLimit
 
 MODE = sys.argv[1]
-TIMEOUT_S = 8
+TIMEOUT_S = 60 if MODE == "together" else 8
 engine = distribute.engine(timeout_s=TIMEOUT_S)
 RANK = engine.rank
 
