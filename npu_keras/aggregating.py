@@ -9,11 +9,10 @@ import tensorflow as tf
 from npu_keras._upstream import in_xla
 from npu_keras.aggregation import GradientAggregation, Kinds, agreed_kinds, kind_of
 from npu_keras.buckets import Plan
-from npu_keras.channels import Alone, GradientList
+from npu_keras.channels import Alone, GradientList, Settings
 from npu_keras.engines import Engine
 from npu_keras.sparse import Gradient, added, deduplicated, map_values
 from npu_keras.startup import (
-    agree_on_lanes,
     require_equal_weights,
     require_same_everywhere,
     take_lanes,
@@ -45,10 +44,10 @@ class DecidingTogether(Alone):
         )
         return common
 
-    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
-        """Agrees on where the decision travels."""
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any], settings: Settings) -> None:
+        """Compares the variables and settings of all ranks; see `Aggregating.prepare`."""
         if self._first_lane < 0:
-            agree_on_lanes(self.engine)
+            require_same_everywhere(self.engine, trained, settings())
             self._first_lane = take_lanes(self.engine, 1)
 
     def _refuse_xla(self) -> None:
@@ -107,9 +106,7 @@ class Aggregating(DecidingTogether):
             gradients = [sent.gradients[i] for i in part]
             reduced = self._send(gradients, self._first_bucket + 3 * lane, label)
             arrived.update(zip(positions, reduced, strict=True))
-        return GradientList(
-            [self._own_dtype(arrived[p], p) for p in sent.positions], sent.positions
-        )
+        return GradientList([self._settled(arrived[p], p) for p in sent.positions], sent.positions)
 
     def parts(self, sent: GradientList) -> list[list[int]]:
         """Returns one part for each bucket, then one for each sparse gradient."""
@@ -124,12 +121,13 @@ class Aggregating(DecidingTogether):
         """Returns the buckets of the variables at these positions."""
         return self.aggregation.plan([self._variables[p] for p in positions], self.engine)
 
-    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any], settings: Settings) -> None:
         """Compares the variables of all ranks, and gives all of them rank 0's values.
 
         Args:
             trained: the trained variables.
             others: the optimizer's variables.
+            settings: gives what else has to be the same on all ranks.
 
         Raises:
             RuntimeError: on every rank, if the ranks do not train the same variables with the
@@ -137,9 +135,8 @@ class Aggregating(DecidingTogether):
         """
         if self._first_lane >= 0:
             return
-        settings = {**self.aggregation.get_config(), "engine": self.engine.name}
-        require_same_everywhere(self.engine, trained, settings)
-        self._first_lane = take_lanes(self.engine, 1)
+        own = {**self.aggregation.get_config(), "engine": self.engine.name}
+        super().prepare(trained, others, lambda: {**own, **settings()})
         self._first_bucket = take_lanes(self.engine, 3 * len(self._variables))
         if not self.aggregation.broadcast_initial:
             return
@@ -164,11 +161,13 @@ class Aggregating(DecidingTogether):
         (slices,) = gradients
         values = self.engine.all_gather(slices.values, lane=lane, label=label)
         indices = self.engine.all_gather(slices.indices, lane=lane + 1, label=f"{label} (indices)")
-        return [deduplicated(tf.IndexedSlices(values, indices, slices.dense_shape))]
+        return [tf.IndexedSlices(values, indices, slices.dense_shape)]
 
-    def _own_dtype(self, gradient: Gradient, position: int) -> Gradient:
+    def _settled(self, gradient: Gradient, position: int) -> Gradient:
+        """Casts to the variable's dtype, then sums the rows that several ranks have sent."""
         dtype = tf.as_dtype(self._variables[position].dtype)
-        return map_values(lambda values: tf.cast(values, dtype), gradient)
+        gradient = map_values(lambda values: tf.cast(values, dtype), gradient)
+        return deduplicated(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
     def _filled(self, gradient: Gradient | None, position: int, *, dense: bool) -> Gradient:
         variable = self._variables[position]

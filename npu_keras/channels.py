@@ -9,6 +9,9 @@ import tensorflow as tf
 from npu_keras.engines.strategy import ReplicaTransport
 from npu_keras.sparse import Gradient
 
+Settings = Callable[[], dict[str, Any]]
+"""Gives what has to be the same on all ranks, by name and JSON-safe."""
+
 
 class GradientList(NamedTuple):
     """The gradients there are, and the position of each among the trained variables."""
@@ -51,7 +54,7 @@ class Channel(Protocol):
     def update(self, function: Callable[[Any], None], gradients: Any) -> None:
         """Calls `function(gradients)` where the host's own update belongs; inside `commit`."""
 
-    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any], settings: Settings) -> None:
         """Makes the peers agree before their first step; does nothing later."""
 
 
@@ -90,7 +93,7 @@ class Alone:
         """Calls `function` at once."""
         function(gradients)
 
-    def prepare(self, trained: Sequence[Any], others: Sequence[Any]) -> None:
+    def prepare(self, trained: Sequence[Any], others: Sequence[Any], settings: Settings) -> None:
         """Does nothing."""
 
 

@@ -131,7 +131,7 @@ class StepMixin:
         own = present_gradients(gradients, positions)
         self._warn_if_never_scaled()
         channel = self._current_channel()
-        channel.prepare(self._trained_variables(), self._own_variables())
+        channel.prepare(self._trained_variables(), self._own_variables(), self._scaling.describe)
         take = order.take_step
         window = self._window(own.positions) if channel.size > 1 else None
         if window is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import PACKAGE, KerasHost
@@ -194,6 +195,12 @@ class NPUDistributedOptimizer(WrapperHost):
 
     def _build_target(self, variables: list[Any]) -> None:
         if self.is_weight_update_sharding:
+            if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+                raise ValueError(
+                    "`is_weight_update_sharding=True` divides the update among ranks, and a "
+                    "`tf.distribute` strategy has replicas instead. Leave out the strategy and "
+                    "start a process for each device: `python -m npu_keras run -n 2 script.py`."
+                )
             if self.inner_optimizer.gradient_accumulation_steps:
                 raise ValueError(
                     "`gradient_accumulation_steps` needs an accumulator of every variable on every "

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss scaling of one optimizer: its manager, its variables and what they have recorded."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,15 @@ class LossScaling:
         """
         self.manager.bind(owner)
         self.state.build(variable_count)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the settings by name, as text, for a comparison between ranks."""
+        kind = type(self.manager).__name__
+        settings = {"loss_scale_manager": kind, "overflow_mode": self.mode}
+        with contextlib.suppress(NotImplementedError):  # not every manager can be saved
+            own = self.manager.get_config()
+            settings |= {f"{kind}.{name}": str(value) for name, value in own.items()}
+        return settings
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale and notes whether it was finite.

@@ -27,20 +27,15 @@ def take_lanes(engine: Engine, count: int) -> int:
     return first
 
 
-def agree_on_lanes(engine: Engine) -> None:
-    """Makes the next lane the same on all ranks, whatever each of them has built before."""
-    _agree(engine, engine.exchange(take_lanes(engine, 0), "next lane"))
-
-
 def require_same_everywhere(
     engine: Engine, trained: Sequence[Any], settings: dict[str, Any]
 ) -> None:
-    """Compares variables and settings, and agrees on lanes.
+    """Compares variables and settings, and makes the next lane the same on all ranks.
 
     Args:
         engine: how the ranks talk.
         trained: the trained variables, in order.
-        settings: JSON-safe.
+        settings: by name, JSON-safe; the same names on every rank.
 
     Raises:
         RuntimeError: on every rank, naming the first difference between two ranks.
@@ -51,10 +46,11 @@ def require_same_everywhere(
     ]
     own = [_digest(shapes), settings, take_lanes(engine, 0)]
     everyone = engine.exchange(own, "variables and settings")
-    _agree(engine, [lane for *_, lane in everyone])
-    if any(entry[1] != everyone[0][1] for entry in everyone):
-        _name_other_settings([entry[1] for entry in everyone])
-    if any(entry[0] != everyone[0][0] for entry in everyone):
+    _next_lane[engine] = max(lane for *_, lane in everyone)
+    for rank, (_, other, _) in enumerate(everyone):
+        if other != everyone[0][1]:
+            _name_other_settings(everyone[0][1], rank, other)
+    if any(digest != everyone[0][0] for digest, *_ in everyone):
         _name_first_difference(engine, shapes, [variable_name(v) for v in trained])
 
 
@@ -86,15 +82,11 @@ def variable_name(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def _agree(engine: Engine, everyone: Sequence[int]) -> None:
-    _next_lane[engine] = max(everyone)
-
-
-def _name_other_settings(everyone: Sequence[dict[str, Any]]) -> None:
-    rank = next(r for r, settings in enumerate(everyone) if settings != everyone[0])
+def _name_other_settings(first: dict[str, Any], rank: int, other: dict[str, Any]) -> None:
+    names = [name for name in first if first[name] != other.get(name)] or list(other)
+    ours, theirs = ({name: each.get(name) for name in names} for each in (first, other))
     raise RuntimeError(
-        "All ranks must aggregate with the same settings. Rank 0 has "
-        f"{everyone[0]}, rank {rank} has {everyone[rank]}."
+        f"All ranks must have the same settings. Rank 0 has {ours}, rank {rank} has {theirs}."
     )
 
 

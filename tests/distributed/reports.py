@@ -10,20 +10,26 @@ from launch import run_ranks
 
 WORKER = Path(__file__).parent / "worker" / "run.py"
 MARK = "CHECK "
-MODULES = {
-    2: "decision,shares,shares_saved,agreement,equivalence,accumulating,sparse_rows,wire_plan,"
-    "nesting,saving,functions,tail",
-    3: "decision,shares",
+EVERYWHERE = ["decision"]
+EVERY_ENGINE = ["shares", "agreement", "equivalence", "sparse_rows", "functions", "tail"]
+ONE_ENGINE = ["shares_saved", "accumulating", "wire_plan", "nesting", "saving"]
+RUNS = {
+    ("mpi", 2): [*EVERYWHERE, *EVERY_ENGINE, *ONE_ENGINE],
+    ("mpi", 3): [*EVERYWHERE, "shares"],
+    ("collective", 2): [*EVERYWHERE, *EVERY_ENGINE],
+    ("collective", 3): EVERYWHERE,
 }
+"""The modules of checks for each engine and number of ranks."""
+
 TIMEOUT_S = 500
 
 
 class Reports:
     """The reports of one run, by the name of the check and by rank.
 
-    A test that is marked `two_ranks` or `some_ranks` gets one for each engine:
+    A test gets one for each run in which the module of its check takes part:
 
-        @two_ranks
+        @in_runs_of("decision")
         def test_something(ranks):
             assert ranks.same("name_of_a_check") == 3
     """
@@ -60,18 +66,12 @@ def told(name, reports, output):
 
 @functools.cache
 def _run(engine, size):
-    results = run_ranks(WORKER, size, engine, MODULES[size], timeout_s=TIMEOUT_S)
+    results = run_ranks(WORKER, size, engine, ",".join(RUNS[engine, size]), timeout_s=TIMEOUT_S)
     return [(read_reports(result.output), result.output) for result in results]
 
 
-def runs(*pairs):
-    """Parametrizes a test by pairs of engine and number of ranks."""
+def in_runs_of(module):
+    """Parametrizes a test by the runs in which a module of checks takes part."""
+    pairs = [pair for pair, modules in RUNS.items() if module in modules]
     names = [f"{engine}-{size}" for engine, size in pairs]
     return pytest.mark.parametrize("ranks", [Reports(*pair) for pair in pairs], ids=names)
-
-
-two_ranks = runs(("mpi", 2))
-"""Everything; an engine joins here."""
-
-some_ranks = runs(("mpi", 2), ("mpi", 3))
-"""What must hold for any number of ranks."""

@@ -2,19 +2,19 @@
 """Ranks that differ where they must not say so, all of them, before anything is sent."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_different_seeds_start_from_rank_0(ranks):
     report = ranks.same("different_seeds")
     assert report["scale"] == 8.0
     assert report["difference"] <= 1e-7
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_eager_loop_from_different_weights(ranks):
     reports = ranks("started_apart_eagerly")
     assert [report["untouched"] for report in reports] == [1.0, 2.0]
@@ -24,7 +24,7 @@ def test_eager_loop_from_different_weights(ranks):
         assert report["after"] == pytest.approx(0.9)
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_ranks_stay_apart_on_request(ranks):
     assert ranks("left_apart_on_request") == pytest.approx([0.9, 1.9])
 
@@ -37,7 +37,7 @@ FIRST_DIFFERENCES = {
 }
 
 
-@two_ranks
+@in_runs_of("agreement")
 @pytest.mark.parametrize("name", FIRST_DIFFERENCES)
 def test_first_differing_variable_is_named(ranks, name):
     message = ranks.same(name)
@@ -46,21 +46,34 @@ def test_first_differing_variable_is_named(ranks, name):
         assert words in message
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_different_settings(ranks):
     message = ranks.same("different_settings")
-    assert message.startswith("RuntimeError: All ranks must aggregate with the same settings.")
-    assert "'compression': None" in message
-    assert "rank 1 has" in message
-    assert "'compression': 'bf16'" in message
+    assert message == (
+        "RuntimeError: All ranks must have the same settings. Rank 0 has {'compression': None}, "
+        "rank 1 has {'compression': 'bf16'}."
+    )
 
 
-@two_ranks
+@in_runs_of("agreement")
+def test_different_managers(ranks):
+    *other_steps, other_kind, other_kind_too = ranks.same("different_managers")
+    for message in other_steps:
+        assert message.startswith("RuntimeError: All ranks must have the same settings.")
+        assert message.count("incr_every_n_steps") == 2
+        assert "'1000'" in message
+        assert "'7'" in message
+    assert len(other_steps) == 2
+    for message in (other_kind, other_kind_too):
+        assert "'loss_scale_manager': 'FixedLossScaleManager'" in message
+
+
+@in_runs_of("agreement")
 def test_names_may_differ(ranks):
     ranks.same("same_shapes_other_names")
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_xla_is_refused(ranks):
     report = ranks.same("compiled_by_xla")
     for message in (report["fit"], report["function"]):
@@ -70,7 +83,7 @@ def test_xla_is_refused(ranks):
     assert report["weight"] == 1.0
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_gradient_on_one_rank_only(ranks):
     v, w, unused, table = ranks.same("none_on_one_rank")
     assert (v, w, unused) == pytest.approx((0.9, 0.95, 1.0))
@@ -78,7 +91,7 @@ def test_gradient_on_one_rank_only(ranks):
     assert table[3] == pytest.approx([0.95, 0.95])
 
 
-@two_ranks
+@in_runs_of("agreement")
 def test_gradient_that_comes_later(ranks):
     message = ranks.same("new_gradient_later")
     assert message.startswith("RuntimeError: Every rank must send the same gradients")

@@ -2,7 +2,7 @@
 """Whoever overflows, every rank skips, backs off and goes on alike."""
 
 import pytest
-from reports import some_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
@@ -25,7 +25,7 @@ def expected_events(bad_by_step, variable):
     return events
 
 
-@some_ranks
+@in_runs_of("decision")
 @pytest.mark.parametrize("mode", ["inf_nan", "saturation"])
 def test_fit_decides_once_for_all(ranks, mode):
     report = ranks.same(f"fit_{mode}")
@@ -42,14 +42,14 @@ def test_fit_decides_once_for_all(ranks, mode):
     assert report["events"] == expected_events(bad, kernel)
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_saturated_row_is_an_overflow_of_all(ranks):
     report = ranks.same("saturated_rows")
     assert report["weights"] == [[[1.0, 1.0]] * 6]
     assert report["events"] == [[1, "skip", ranks.size - 1, "v"]]
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_status_register_of_one_rank_counts_for_all(ranks):
     report = ranks.same("status_register")
     assert report["steps"] == [[False, 8.0], [True, 8.0]]
@@ -57,7 +57,7 @@ def test_status_register_of_one_rank_counts_for_all(ranks):
     assert report["reads"] == 2, "read once in a step: later operations are another step's"
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_common_decision_without_aggregation(ranks):
     reports = ranks("deciding_only")
     for rank, report in enumerate(reports):
@@ -69,7 +69,7 @@ def test_common_decision_without_aggregation(ranks):
     assert [rank for _, _, rank, _ in reports[0]["events"]][:2] == [0, 1]
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_overflow_made_by_the_sum_is_not_applied(ranks):
     report = ranks.same("sum_overflows")
     once = 0.1 * ranks.size
@@ -78,13 +78,13 @@ def test_overflow_made_by_the_sum_is_not_applied(ranks):
     assert report["events"] == [[1, "skip", None, "w"]]
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_overflow_made_by_the_sum_on_a_float16_wire(ranks):
     report = ranks.same("sum_overflows_on_the_wire")
     assert report == {"weights": [1.0], "events": [[1, "skip", None, "v"]]}
 
 
-@some_ranks
+@in_runs_of("decision")
 def test_mean_of_largest_float16_numbers(ranks):
     report = ranks.same("mean_of_largest")
     if ranks.size == 2:
@@ -93,7 +93,7 @@ def test_mean_of_largest_float16_numbers(ranks):
         assert report == {"weights": [1.0], "applied": False}
 
 
-@some_ranks
+@in_runs_of("decision")
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_overflow_of_the_cast_for_the_wire(ranks, kind):
     report = ranks.same("cast_overflows")[kind]

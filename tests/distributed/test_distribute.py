@@ -2,17 +2,17 @@
 """`npu_keras.distribute`, and the settings of a run."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_rank_and_size(ranks):
     assert ranks("who_is_here") == [[0, 2, ranks.engine, True], [1, 2, ranks.engine, True]]
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_all_reduce(ranks):
     report = ranks.same("reductions")
     assert report["mean"] == [1.5, -1.5]
@@ -28,12 +28,12 @@ def test_all_reduce(ranks):
     assert report["bool"].startswith("TypeError: Expected numbers")
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_calls_in_a_long_loop_use_one_lane(ranks):
     assert ranks.same("many_in_a_loop") == {"total": 600.0, "new lanes": 0}
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_broadcast(ranks):
     reports = ranks("broadcasts")
     assert reports[0]["before"] != reports[1]["before"]
@@ -45,7 +45,7 @@ def test_broadcast(ranks):
         assert "Received: root_rank=2" in report["no such rank"]
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_sharded_dataset(ranks):
     first, second = ranks("sharded_dataset")
     assert first["batch"] == second["batch"] == 4
@@ -54,7 +54,7 @@ def test_sharded_dataset(ranks):
     assert "Received: global_batch_size=5" in first["error"]
 
 
-@two_ranks
+@in_runs_of("functions")
 def test_run_config_must_agree(ranks):
     agree, disagree, other_way, agree_too, *without = ranks.same("run_config")
     assert agree is agree_too is None

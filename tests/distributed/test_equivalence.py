@@ -2,12 +2,12 @@
 """Several ranks with a share of a batch each do what one rank does with all of it."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 
-@two_ranks
+@in_runs_of("equivalence")
 def test_same_as_one_rank_with_the_whole_batch(ranks):
     report = ranks.same("same_as_one_rank")
     assert len(report) == 5
@@ -16,7 +16,7 @@ def test_same_as_one_rank_with_the_whole_batch(ranks):
         assert each["difference"] <= 1e-6, name
 
 
-@two_ranks
+@in_runs_of("equivalence")
 def test_clipping_sees_the_aggregate(ranks):
     report = ranks.same("clipping_sees_the_mean")
     assert report["global_clipnorm"] == -1.0
@@ -24,7 +24,7 @@ def test_clipping_sees_the_aggregate(ranks):
     assert report["sum, not clipped"] == pytest.approx(-99.8, rel=1e-6)
 
 
-@two_ranks
+@in_runs_of("accumulating")
 def test_local_accumulation_sends_once(ranks):
     report = ranks.same("accumulates_locally")
     assert report["k steps"]["weights"] == report["one step"]["weights"]
@@ -33,7 +33,7 @@ def test_local_accumulation_sends_once(ranks):
     assert report["one step"]["first"] == pytest.approx(-0.2, abs=1e-3)
 
 
-@two_ranks
+@in_runs_of("accumulating")
 def test_overflow_in_an_accumulated_step(ranks):
     report = ranks.same("accumulates_with_overflows")
     finite = [applied for _, applied, _ in report["steps"]]
@@ -43,7 +43,7 @@ def test_overflow_in_an_accumulated_step(ranks):
     assert report["events"] == [[2, "skip", 1, "v"]]
 
 
-@two_ranks
+@in_runs_of("accumulating")
 def test_accumulation_refuses_a_float16_wire(ranks):
     report = ranks.same("accumulates_on_a_narrow_wire")
     error, weight = report["fp16"]

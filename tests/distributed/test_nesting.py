@@ -2,7 +2,7 @@
 """Every order of loss scaling and aggregation: the same weights, or a TypeError."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
@@ -19,7 +19,7 @@ def abilities(name):
     return scales, aggregates
 
 
-@two_ranks
+@in_runs_of("nesting")
 def test_same_weights_or_a_type_error(ranks):
     reports = ranks("nestings")
     weights = {}
@@ -38,7 +38,7 @@ def test_same_weights_or_a_type_error(ranks):
     assert [len(each) for each in weights.values()] == [1] * 5
 
 
-@two_ranks
+@in_runs_of("nesting")
 def test_ranks_agree_wherever_anything_is_common(ranks):
     first, second = ranks("nestings")
     assert list(first) == list(second)

@@ -2,12 +2,12 @@
 """Weight-update sharding: who owns what, and that nothing else changes."""
 
 import pytest
-from reports import some_ranks, two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 
-@some_ranks
+@in_runs_of("shares")
 @pytest.mark.parametrize("name", ["Adam", "SGD, global_clipnorm", "AdamW, EMA"])
 def test_same_bits_with_and_without(ranks, name):
     whole, sharded = ranks.same("sharded_and_not")[name]
@@ -15,14 +15,14 @@ def test_same_bits_with_and_without(ranks, name):
     assert sharded[1:] == [4, 1, 8.0]
 
 
-@two_ranks
+@in_runs_of("shares_saved")
 def test_slots_exist_where_they_are_owned(ranks):
     first, second = ranks("slots_where_owned")
     assert first == [12, 12]
     assert second == [5, 5, 4, 4, 7, 7]
 
 
-@some_ranks
+@in_runs_of("shares")
 def test_an_overflow_changes_no_collective(ranks):
     bad, good, bad_again = ranks.same("same_collectives_in_every_step")
     assert good == bad == bad_again
@@ -31,14 +31,14 @@ def test_an_overflow_changes_no_collective(ranks):
     assert sorted(n for *_, counts in owners for n in counts) == [4, 5, 7, 12]
 
 
-@some_ranks
+@in_runs_of("shares")
 def test_fit(ranks):
     _, finite, skipped = ranks.same("sharded_in_fit")
     assert finite
     assert skipped == 1
 
 
-@two_ranks
+@in_runs_of("shares_saved")
 @pytest.mark.parametrize("direction", ["None None", "None local", "local None"])
 def test_checkpoint_of_another_number_of_ranks(ranks, direction):
     (saved, loaded), states = ranks.same("sharded_checkpoint")[direction]
@@ -46,20 +46,20 @@ def test_checkpoint_of_another_number_of_ranks(ranks, direction):
     assert states == [[4, 4.0], [4, 4.0]]
 
 
-@two_ranks
+@in_runs_of("shares_saved")
 def test_model_file(ranks):
     saved, loaded = ranks.same("sharded_model_file")
     assert saved == loaded
 
 
-@two_ranks
+@in_runs_of("shares_saved")
 def test_more_ranks_than_variables(ranks):
     message = ranks.same("more_ranks_than_variables")
     assert message.startswith("ValueError: Weight-update sharding needs at least one variable")
     assert "n_ranks=2" in message
 
 
-@some_ranks
+@in_runs_of("shares")
 def test_rows_of_an_owned_table(ranks):
     whole, sharded = ranks.same("shares_with_rows")
     assert whole == sharded

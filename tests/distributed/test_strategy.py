@@ -139,6 +139,12 @@ def test_rows():
     assert report["events"] == [[2, "skip", 1, "v"]]
 
 
+def test_sharding_needs_ranks():
+    message = replicas("sharding")
+    assert message.startswith("ValueError: `is_weight_update_sharding=True`")
+    assert "python -m npu_keras run" in message
+
+
 def test_loop_over_two_workers():
     report = workers("custom_loop")
     assert [w for w, _ in report["steps"]] == pytest.approx([-0.3, -0.3, -0.3, -0.3, -0.5])

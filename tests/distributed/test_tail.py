@@ -2,12 +2,12 @@
 """The communication tail changes when updates are made, and no bit of them."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 
-@two_ranks
+@in_runs_of("tail")
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Nadam, fp16"])
 def test_same_bits_with_and_without(ranks, name):
     """After 20 steps, of which 3 overflowed: in the first bucket, in the last, in between."""
@@ -16,7 +16,7 @@ def test_same_bits_with_and_without(ranks, name):
     assert (on["iterations"], on["skipped"], on["scale"]) == (17, 3, 4.0)
 
 
-@two_ranks
+@in_runs_of("tail")
 @pytest.mark.parametrize(
     "name, reason",
     [
@@ -33,7 +33,7 @@ def test_nothing_to_overlap_is_said_once(ranks, name, reason):
     assert reason in line
 
 
-@two_ranks
+@in_runs_of("tail")
 def test_ignored_without_is_distributed(ranks):
     for report in ranks("tail_without_ranks"):
         assert report["weight"] == pytest.approx(0.7)
@@ -41,7 +41,7 @@ def test_ignored_without_is_distributed(ranks):
         assert report["said"] == said
 
 
-@two_ranks
+@in_runs_of("tail")
 @pytest.mark.parametrize("name, rank", [("cast", 0), ("sum", None)])
 def test_overflow_that_aggregation_makes(ranks, name, rank):
     report = ranks.same(f"{name}_overflow_with_tail")

@@ -2,14 +2,14 @@
 """What is sent: rows, dtypes, buckets."""
 
 import pytest
-from reports import two_ranks
+from reports import in_runs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.tf, pytest.mark.timeout(600)]
 
 ELEMENTS = [12, 5, 1, 12000, 7, 8]
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
 def test_rows_are_sent_once_each_and_never_dense(ranks):
     reports = ranks("gathered_rows")
     for report in reports:
@@ -24,7 +24,7 @@ def test_rows_are_sent_once_each_and_never_dense(ranks):
         assert report["moved rows"] == 40
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
 def test_no_rows(ranks):
     report = ranks.same("nobody_has_a_row")
     (table,) = report["table"]
@@ -33,25 +33,30 @@ def test_no_rows(ranks):
     assert report["applied"] is True
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
 def test_tied_embedding(ranks):
     report = ranks.same("tied_embedding")
     assert report["gather"] == report["dense"]
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
 def test_dense_on_one_rank_and_rows_on_another(ranks):
     assert ranks.same("dense_here_rows_there") == [[[0.5, 0.5], [-0.5, -0.5], [0.5, 0.5]]]
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
 def test_rows_given_twice_stay_rows(ranks):
     report = ranks.same("rows_given_twice")
     assert report["table"] == [[[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]]
     assert report["kinds"] == ["all_gather", "broadcast"]
 
 
-@two_ranks
+@in_runs_of("sparse_rows")
+def test_rows_are_added_in_the_dtype_of_the_variable(ranks):
+    assert ranks.same("rows_on_a_narrow_wire") == [[[0.0], [-128.5]]]
+
+
+@in_runs_of("wire_plan")
 @pytest.mark.parametrize(
     "compression, dtype, digits", [("bf16", "bfloat16", 8), ("fp16", "float16", 11)]
 )
@@ -62,7 +67,7 @@ def test_compression(ranks, compression, dtype, digits):
     assert 0 < report["difference"] < 2 * 0.1 * 4 * 2.0**-digits * 2
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_eight_ranks_in_float16(ranks):
     report = ranks.same("eight_ranks_in_float16")
     assert report["dtype"] == "float16"
@@ -73,14 +78,14 @@ def test_eight_ranks_in_float16(ranks):
     assert report["lost in float32"] == 0.0
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_loss_scale_keeps_small_gradients_on_a_float16_wire(ranks):
     report = ranks.same("underflow")
     assert report["1.0"] == 0.0
     assert report["32768.0"] == pytest.approx(-1e-8, rel=1e-3)
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_buckets_change_no_bit(ranks):
     report = ranks.same("bucket_sizes")
     assert len(report) == 14
@@ -98,7 +103,7 @@ def test_buckets_change_no_bit(ranks):
     assert report["1 dtypes, 1000"]["sent"] == [[8, 7], [12000], [1, 5, 12]]
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_splits_set_for_the_process(ranks):
     report = ranks.same("process_wide_splits")
     assert report["idx"] == [[8], [7, 12000, 1, 5, 12]]
@@ -107,14 +112,14 @@ def test_splits_set_for_the_process(ranks):
     assert report["cleared"] == [ELEMENTS[::-1]]
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_split_by_a_wrong_index(ranks):
     message = ranks.same("wrong_index")
     assert "6 gradients are sent" in message
     assert "indices=(1, 7)" in message
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_description_of_the_plan(ranks):
     lines = [line.split() for line in ranks.same("described").splitlines()]
     assert lines[0] == ["segment", "dtype", "variables", "count", "bytes"]
@@ -123,11 +128,11 @@ def test_description_of_the_plan(ranks):
     assert lines[-1] == ["total", "6", "47.0", "KiB"]
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_last_layers_go_first(ranks):
     assert ranks.same("last_layers_first") == [[n] for n in ELEMENTS[::-1]]
 
 
-@two_ranks
+@in_runs_of("wire_plan")
 def test_mean_and_sum(ranks):
     assert ranks.same("sum_and_mean") == [-1.5, -3.0]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks have to agree on before their first step, and what they do when they do not."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -98,6 +100,22 @@ def different_dtype():
 def different_settings():
     optimizer = scaled(compression="bf16" if rank() == 1 else None)
     return error_of(lambda: apply(optimizer, [weight()], [1.0]))
+
+
+@check
+def different_managers():
+    """Scales that move by different rules would part, and unscale what nobody scaled so."""
+    report = []
+    for other in (lambda: manager(grow=7), lambda: npu_keras.FixedLossScaleManager(8.0)):
+        make = other if rank() == 1 else manager
+        aggregating = scaled(scale_manager=make())
+        deciding = npu_keras.NPULossScaleOptimizer(
+            keras.optimizers.SGD(0.1), make(), is_distributed=True
+        )
+        deciding.scale_loss(0.0)
+        for optimizer in (aggregating, deciding):
+            report.append(error_of(functools.partial(apply, optimizer, [weight()], [1.0])))
+    return report
 
 
 @check

@@ -292,5 +292,16 @@ def rows():
     return {"steps": report, "events": events(optimizer)}
 
 
+@check
+def sharding():
+    """There are no ranks to own shares of the update."""
+    with STRATEGY.scope():
+        v, w = weight(), weight(name="w")
+        optimizer = npu_keras.NPUDistributedOptimizer(
+            keras.optimizers.SGD(0.1), is_weight_update_sharding=True
+        )
+        return error_of(lambda: optimizer.build([v, w]))
+
+
 if __name__ == "__main__":
     run(ranks=False)

@@ -58,7 +58,7 @@ def sharded_model_file():
 
 
 @check
-def more_ranks_thanvariables_of_four_sizes():
+def more_ranks_than_variables():
     optimizer = sharding_optimizer(keras.optimizers.SGD(0.1), True)
     variables = [weight(name=f"v{i}") for i in range(size() - 1)]
     return error_of(lambda: apply(optimizer, variables, [1.0] * len(variables)))

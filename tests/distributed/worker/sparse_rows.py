@@ -85,3 +85,15 @@ def rows_given_twice():
         apply(optimizer, [table, table], both)
     kinds = sorted({entry[0] for entry in sent if entry[0] == "all_gather" or 6 in entry[2]})
     return {"table": listed([table]), "kinds": kinds}
+
+
+@check
+def rows_on_a_narrow_wire():
+    """Rows of several ranks are added in the variable's dtype: bfloat16 has no 128.5."""
+    table, optimizer = (
+        weight(np.zeros((2, 1))),
+        scaled(keras.optimizers.SGD(1.0), compression="bf16"),
+    )
+    value = 256.0 if rank() == 0 else 1.0
+    apply(optimizer, [table], [tf.IndexedSlices(tf.fill([1, 1], value), [1], [2, 1])])
+    return listed([table])
