@@ -3,7 +3,6 @@
 
 import atexit
 import itertools
-import logging
 import os
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_keras import cluster
 from npu_keras.engines import mpi_library, mpi_start, mpi_transfers
 from npu_keras.engines.base import (
     DEFAULT_TIMEOUT_S,
@@ -26,7 +24,6 @@ from npu_keras.engines.base import (
 from npu_keras.engines.deferred import Deferred
 from npu_keras.engines.packing import pack, unpack
 
-_LOG = logging.getLogger("npu_keras")
 _LANES = 16  # communicators are made so many at a time
 _SMALL_BYTES = 1 << 16  # up to here a copy costs less than a call
 _SPIN_S = 0.005
@@ -64,11 +61,12 @@ class MpiEngine:
     capabilities = frozenset({"async"})
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._owns_mpi = not mpi_library.is_loaded()
         self._mpi = mpi_library.load(timeout_s)
         world = self._mpi.COMM_WORLD
         self.rank, self.size, self.timeout_s = world.rank, world.size, timeout_s
-        _check_launcher(self.rank, self.size)
-        self._several_lanes = self._check_threads()
+        mpi_start.check_launcher(self.rank, self.size)
+        self._several_lanes = mpi_start.allows_many_threads(self._mpi)
         self._lock = threading.RLock()
         self._lanes: list[Any] = []
         self._pool = mpi_transfers.Pool()
@@ -80,20 +78,6 @@ class MpiEngine:
         self._base = self._duplicate(world, 1)[0]
         self._lane(0)
         atexit.register(self.shutdown)
-
-    def _check_threads(self) -> bool:
-        level = self._mpi.Query_thread()
-        if level < self._mpi.THREAD_SERIALIZED:
-            raise EngineError(
-                "Expected an MPI that may be called from several threads. Received: thread level "
-                f"{level}. Import npu_keras before mpi4py, or leave mpi4py.rc.thread_level alone."
-            )
-        if level < self._mpi.THREAD_MULTIPLE:
-            _LOG.warning(
-                "This MPI has no MPI_THREAD_MULTIPLE: buckets travel one after the other in one "
-                "order, and overlap less with the backward pass."
-            )
-        return bool(level == self._mpi.THREAD_MULTIPLE)
 
     def all_reduce(
         self,
@@ -153,11 +137,12 @@ class MpiEngine:
         return self._peers.exchange(value, label)
 
     def shutdown(self) -> None:
-        """Leaves, waits for the others to leave, finalizes MPI if nobody was lost."""
+        """Leaves, waits for the others, finalizes MPI if this engine started it and all are well."""
         if self._left:
             return
         self._left = True
-        if self._peers.leave(self.timeout_s) and not self._pending:
+        unharmed = self._peers.leave(self.timeout_s)
+        if unharmed and self._owns_mpi and not self._pending:
             self._mpi.Finalize()
 
     def _run(
@@ -245,13 +230,3 @@ def _is_small(tensor: tf.Tensor) -> bool:
         return False  # there an op costs more than a call
     elements = tensor.shape.num_elements()
     return elements is not None and elements * tensor.dtype.size < _SMALL_BYTES
-
-
-def _check_launcher(rank: int, size: int) -> None:
-    place = cluster.find()
-    if place.source == "mpi" and (place.rank, place.size) != (rank, size):
-        raise EngineError(
-            f"Expected MPI to say rank {place.rank} of {place.size}, as its environment does. "
-            f"Received: rank {rank} of {size}. The `mpiexec` that started this process belongs to "
-            "another MPI than the library found; use the one of this environment."
-        )

@@ -39,8 +39,8 @@ def load(timeout_s: float) -> ModuleType:
         EngineError: if mpi4py or an MPI library is missing.
         EngineTimeout: if a rank does not start MPI.
     """
-    if "mpi4py.MPI" in sys.modules:
-        return sys.modules["mpi4py.MPI"]
+    if is_loaded():
+        return _loaded()
     try:
         import mpi4py
     except ImportError as error:
@@ -53,6 +53,26 @@ def load(timeout_s: float) -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise EngineError(f"The mpi engine found no MPI library: {error}. {_INSTALL}") from error
+    return MPI
+
+
+def is_loaded() -> bool:
+    """Whether the script has imported `mpi4py.MPI` already; it then also finalizes MPI."""
+    return "mpi4py.MPI" in sys.modules
+
+
+def _loaded() -> ModuleType:
+    import mpi4py
+
+    MPI = sys.modules["mpi4py.MPI"]
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    if mpi4py.rc.finalize is not False:
+        _LOG.warning(
+            "mpi4py was imported before the mpi engine was made and finalizes MPI at exit: when a "
+            "rank dies, the others will not end. Set mpi4py.rc.finalize = False before "
+            "`from mpi4py import MPI`, or make the engine first."
+        )
     return MPI
 
 

@@ -1,20 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of an MPI world first meet: who is here, and where rank 0 listens."""
+"""The start of an MPI world: what it can do, who is here, and where rank 0 listens."""
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from npu_keras import cluster
 from npu_keras.engines import wire
-from npu_keras.engines.base import EngineTimeout
+from npu_keras.engines.base import EngineError, EngineTimeout
 from npu_keras.engines.peers import Peers
 
+_LOG = logging.getLogger("npu_keras")
 _TAG = 7103
 _NAME_BYTES = 256
 _ADDRESS_BYTES = 2048
+
+
+def check_launcher(rank: int, size: int) -> None:
+    """Raises an EngineError if MPI and the environment disagree on who this process is."""
+    place = cluster.find()
+    if place.source == "mpi" and (place.rank, place.size) != (rank, size):
+        raise EngineError(
+            f"Expected MPI to say rank {place.rank} of {place.size}, as its environment does. "
+            f"Received: rank {rank} of {size}. The `mpiexec` that started this process belongs to "
+            "another MPI than the library found; use the one of this environment."
+        )
+
+
+def allows_many_threads(mpi: Any) -> bool:
+    """Whether threads may call MPI at the same time; logs a warning if not.
+
+    Raises:
+        EngineError: if only one thread may call it at all.
+    """
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        raise EngineError(
+            "Expected an MPI that may be called from several threads. Received: thread level "
+            f"{level}. Make the engine before importing mpi4py, or leave mpi4py.rc.thread_level."
+        )
+    if level < mpi.THREAD_MULTIPLE:
+        _LOG.warning(
+            "This MPI has no MPI_THREAD_MULTIPLE: buckets travel one after the other in one "
+            "order, and overlap less with the backward pass."
+        )
+    return bool(level == mpi.THREAD_MULTIPLE)
 
 
 def meet(mpi: Any, timeout_s: float) -> Peers:

@@ -86,3 +86,19 @@ def test_a_rank_that_never_starts_the_engine_is_named(engine):
             assert "raised Waited 4 s for all ranks to start MPI" in result.output
         else:
             assert re.search(r"raised Rank \[.*1.*\] did not start the engine", result.output)
+
+
+def test_mpi_that_the_script_has_started_is_left_to_it():
+    script = """
+    from mpi4py import MPI
+    import tensorflow as tf
+    from npu_keras import engines
+    engine = engines.find(timeout_s=60)
+    [total] = engine.all_reduce([tf.ones(2)], reduction="sum", lane=0, label="x")
+    engine.shutdown()
+    print("sum", total.numpy().tolist(), "finalized", MPI.Is_finalized())
+    """
+    for result in run_ranks(textwrap.dedent(script), 2, "mpi"):
+        assert result.returncode == 0, result.output
+        assert "sum [2.0, 2.0] finalized False" in result.output
+        assert "Set mpi4py.rc.finalize = False" in result.output
