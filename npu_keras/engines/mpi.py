@@ -137,7 +137,7 @@ class MpiEngine:
         return self._peers.exchange(value, label)
 
     def shutdown(self) -> None:
-        """Leaves, waits for the others, finalizes MPI if this engine started it and all are well."""
+        """Leaves, waits for the others, finalizes MPI if the engine started it and all is well."""
         if self._left:
             return
         self._left = True
