@@ -8,7 +8,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaled import KINDS, assert_bit_equal, dataset, make, manager, small_model, values
+from scaled import (
+    INF,
+    KINDS,
+    apply,
+    assert_bit_equal,
+    dataset,
+    make,
+    manager,
+    sgd,
+    small_model,
+    values,
+    weight,
+)
 
 
 def compiled(kind, base=keras.optimizers.SGD, **settings):
@@ -45,6 +57,17 @@ class TestLearningRate:
         assert float(optimizer.learning_rate) == 1.0
         with pytest.raises(TypeError, match="LearningRateSchedule"):
             optimizer.learning_rate = 0.5
+
+    def test_a_skipped_step_does_not_advance_a_schedule(self, kind):
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.125])
+        optimizer = sgd(kind, manager(2.0**10), rate=schedule)
+        variable = weight(0.0)
+        apply(optimizer, variable, *[INF] * 5)
+        assert int(optimizer.iterations) == 0
+        apply(optimizer, variable, 1.0)
+        assert (int(optimizer.iterations), float(variable)) == (1, -1.0)
+        apply(optimizer, variable, 1.0, 1.0, 1.0)
+        assert float(variable) == -1.0 - 1.0 - 1.0 - 0.125
 
     def test_callbacks_that_set_it(self, kind):
         model = compiled(kind)

@@ -132,6 +132,16 @@ class TestCompile:
         assert float(again.optimizer.loss_scale) == 8.0
         assert int(again.optimizer.good_steps) == 2
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_pure_float16_weights(self, kind):
+        """Keras itself would wrap nothing under this policy."""
+        keras.config.set_dtype_policy("float16")
+        model, optimizer = linear_model("float16"), make(kind, learning_rate=0.1)
+        model.compile(optimizer, loss="mse", jit_compile=False)
+        assert fit_once(model) == pytest.approx(0.8, rel=1e-3)
+        assert model.layers[-1].kernel.dtype == "float16"
+        assert int(optimizer.good_steps) == 1
+
     def test_the_scale_moves_in_fit(self):
         model = linear_model("mixed_float16")
         optimizer = make("NPUOptimizer", manager=manager(2.0**20, every=1), learning_rate=0.1)
