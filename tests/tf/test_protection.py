@@ -46,8 +46,25 @@ def test_what_is_no_variable():
         sgd().protect([3])
 
 
-@pytest.mark.parametrize("kind, jit", [(KINDS[0], False), (KINDS[0], True), (KINDS[2], False)])
-def test_batch_normalisation(kind, jit):
+def test_compiled_by_xla():
+    count, variable, optimizer = tf.Variable(0.0), weight(1.0), sgd()
+    optimizer.build([variable])
+    optimizer.protect([count])
+
+    @tf.function(jit_compile=True)
+    def step(gradient):
+        count.assign_add(1.0)
+        optimizer.apply([gradient], [variable])
+
+    seen = []
+    for gradient in (1.0, INF, 1.0):
+        step(tf.constant(gradient))
+        seen.append(float(count))
+    assert seen == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", KINDS[::2])
+def test_batch_normalisation(kind):
     """As if the bad batch had never been there."""
 
     def fit(x, y, protect):
@@ -61,7 +78,7 @@ def test_batch_normalisation(kind, jit):
             ]
         )
         optimizer = make(kind, manager=manager(64.0), learning_rate=0.1)
-        model.compile(optimizer, loss="mse", jit_compile=jit)
+        model.compile(optimizer, loss="mse", jit_compile=False)
         if protect:
             optimizer.protect(model.non_trainable_variables)
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
@@ -72,6 +89,6 @@ def test_batch_normalisation(kind, jit):
     model, clean = fit(x, y, protect=True), fit(x[keep], y[keep], protect=False)
     assert int(model.optimizer.skipped_steps) == 2
     for ours, expected in zip(values(model.variables), values(clean.variables), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5 if jit else 0)
+        np.testing.assert_array_equal(ours, expected)
     unprotected = fit(x, y, protect=False)
     assert not np.isfinite(unprotected.layers[0].moving_mean.numpy()).all()
