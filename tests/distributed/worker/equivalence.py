@@ -9,10 +9,10 @@ from harness import apply, check, digest, rank, scaled, size, weight
 STEPS = 5
 IN_A_GRAPH = {
     "SGD": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    "Adam, global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.3),
     "AdamW, clipnorm": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.05, clipnorm=0.2),
 }
 EAGERLY = {
+    "Adam, global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.3),
     "Adam, clipvalue, EMA": lambda: keras.optimizers.Adam(0.01, clipvalue=0.05, use_ema=True),
     "Lion, schedule": lambda: keras.optimizers.Lion(
         keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5), weight_decay=0.01

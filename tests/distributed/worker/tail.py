@@ -11,10 +11,6 @@ from harness import INF, apply, check, digest, events, manager, rank, scaled, si
 import npu_keras
 
 SHAPES = [(3, 4), (5,), (2, 2), (7,)]
-OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=1.0),
-}
 
 
 def _gradients(step, bad_in):
@@ -54,15 +50,19 @@ def _train(optimizer, bad_steps, steps=20, graph=True):
 def tail_on_and_off():
     """An overflow in the bucket that arrives last, in the first, and in between."""
     bad = {3: 0, 4: len(SHAPES) - 1, 11: 1}
-    report = {}
-    for name, make in OPTIMIZERS.items():
-        report[name] = [_train(scaled(make(), tail=tail, split=1), bad) for tail in (False, True)]
     narrow = {"split": 1, "compression": "fp16"}
-    report["Nadam, fp16"] = [
-        _train(scaled(keras.optimizers.Nadam(0.01), tail=tail, **narrow), bad, graph=False)
-        for tail in (False, True)
-    ]
-    return report
+    cases = {
+        "SGD": (lambda: keras.optimizers.SGD(0.05, momentum=0.9), {"split": 1}, False),
+        "AdamW": (lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0), {"split": 1}, True),
+        "Nadam, fp16": (lambda: keras.optimizers.Nadam(0.01), narrow, False),
+    }
+    return {
+        name: [
+            _train(scaled(make(), tail=tail, **settings), bad, graph=graph)
+            for tail in (False, True)
+        ]
+        for name, (make, settings, graph) in cases.items()
+    }
 
 
 class _Lines(logging.Handler):
