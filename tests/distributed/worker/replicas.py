@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks under `MirroredStrategy` on two logical CPU devices, in one process."""
+"""The script of the checks under `MirroredStrategy`, with those of `fit` and of saving."""
 
-import contextlib
 import pathlib
 import tempfile
 
 import keras
 import numpy as np
-import tensorflow as tf
+import replica_loops  # noqa: F401
 from harness import INF, Watch, check, digest, error_of, events, manager, run, weight
+from mirrored import STRATEGY, run_steps
 
 import npu_keras
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 class Scaled(npu_keras.LossScaleMixin, keras.optimizers.Adam):
@@ -66,113 +61,6 @@ for _kind in MAKE:
     _register(_kind, "saturation", "mixed_float16", lambda step: 8188.0 * 2 ** ((step - 1) // 2))
 
 
-def _loop(optimizer, variables, gradients, make=lambda value: value):
-    """Steps of `strategy.run`, one gradient for each replica; yields after each."""
-
-    @tf.function(autograph=False)
-    def step(per_replica):
-        def replica(gradient):
-            scaled = gradient * tf.convert_to_tensor(optimizer.loss_scale)
-            optimizer.apply([make(scaled) for _ in variables], variables)
-
-        STRATEGY.run(replica, args=(per_replica,))
-
-    for values in gradients:
-        step(_by_replica(values))
-        yield
-
-
-def _by_replica(values):
-    return STRATEGY.experimental_distribute_values_from_function(
-        lambda context: tf.constant(values[context.replica_id_in_sync_group], tf.float32)
-    )
-
-
-def _steps(*arguments):
-    for _ in _loop(*arguments):
-        pass
-
-
-def _scaled(inner, scale=8.0):
-    optimizer = npu_keras.NPULossScaleOptimizer(inner, manager(scale))
-    optimizer.scale_loss(0.0)
-    return optimizer
-
-
-@check
-def custom_loop():
-    with STRATEGY.scope():
-        v = weight()
-        optimizer = _scaled(keras.optimizers.SGD(0.1))
-        optimizer.build([v])
-    report = []
-    for _ in _loop(optimizer, [v], [(1, 2), (INF, 1), (1, INF), (INF, INF), (1, 1)]):
-        replicas = STRATEGY.experimental_local_results(v.value)
-        report.append([[float(r) for r in replicas], float(optimizer.loss_scale)])
-    return {"steps": report, "events": events(optimizer)}
-
-
-@check
-def clipping_sees_the_sum():
-    report = {}
-    for name in ("global_clipnorm", "clipnorm"):
-        with STRATEGY.scope():
-            v = weight(0.0)
-            optimizer = _scaled(keras.optimizers.SGD(1.0, **{name: 1.0}))
-            optimizer.build([v])
-        _steps(optimizer, [v], [(100.0, -0.2)])
-        report[name] = float(v.numpy())
-    return report
-
-
-@check
-def finite_gradients_with_an_infinite_sum():
-    with STRATEGY.scope():
-        v = weight()
-        optimizer = _scaled(keras.optimizers.SGD(0.1))
-        optimizer.build([v])
-    _steps(optimizer, [v], [(3e38 / 8, 3e38 / 8)])
-    return {"weight": float(v.numpy()), "events": events(optimizer)}
-
-
-@check
-def accumulation():
-    report = {}
-    for name, k, gradients in (
-        ("k steps", 2, [(1.0, 2.0), (INF, 0.0), (3.0, 4.0)] * 2),
-        ("one step", None, [(2.0, 3.0)] * 2),
-    ):
-        with STRATEGY.scope():
-            v = weight(0.0)
-            inner = keras.optimizers.AdamW(0.1, gradient_accumulation_steps=k)
-            optimizer = _scaled(inner)
-            optimizer.build([v])
-        _steps(optimizer, [v], gradients)
-        report[name] = [float(v.numpy()), int(optimizer.iterations.numpy())]
-    return report
-
-
-@check
-def averages_and_schedules():
-    report = {}
-    for name, scope in (("strategy", STRATEGY.scope), ("alone", contextlib.nullcontext)):
-        with scope():
-            v = weight(0.0)
-            rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-            inner = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.5)
-            optimizer = _scaled(inner)
-            optimizer.build([v])
-        if name == "strategy":
-            _steps(optimizer, [v], [(0.5, 0.5), (INF, 0.5), (0.5, 0.5), (0.5, 0.5)])
-        else:
-            for gradient in (1.0, INF, 1.0, 1.0):
-                optimizer.apply([tf.constant(gradient * float(optimizer.loss_scale))], [v])
-        with scope():
-            optimizer.finalize_variable_values([v])
-        report[name] = [float(v.numpy()), float(optimizer.learning_rate)]
-    return report
-
-
 def _apart(first, second):
     pairs = zip(first.get_weights(), second.get_weights(), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
@@ -219,7 +107,7 @@ def reading_state():
         optimizer.build([v])
     optimizer.scale_loss(0.0)
     before = float(optimizer.loss_scale), int(optimizer.skipped_steps)
-    _steps(optimizer, [v], [(INF, 1.0), (1.0, INF)])
+    run_steps(optimizer, [v], [(INF, 1.0), (1.0, INF)])
     snapshot = optimizer.journal.snapshot()
     after = float(optimizer.loss_scale), int(optimizer.skipped_steps)
     return {
@@ -265,42 +153,6 @@ def compiled_by_xla():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile(MAKE["wrapper"]("inf_nan"), loss="mse", jit_compile=True)
     return error_of(lambda: model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=4, verbose=0))
-
-
-@check
-def outside_of_a_replica():
-    with STRATEGY.scope():
-        v = weight()
-        optimizer = _scaled(keras.optimizers.SGD(0.1))
-        return error_of(lambda: optimizer.apply([tf.constant(1.0)], [v]))
-
-
-@check
-def rows():
-    """IndexedSlices over replicas, with an overflow in the rows of replica 1."""
-    with STRATEGY.scope():
-        table = weight(np.ones((4, 2)))
-        optimizer = _scaled(keras.optimizers.SGD(0.1))
-        optimizer.build([table])
-
-    def make(value):
-        return tf.IndexedSlices(tf.fill([2, 2], value), tf.constant([1, 3]), tf.constant([4, 2]))
-
-    report = []
-    for _ in _loop(optimizer, [table], [(1, 2), (1, INF)], make):
-        report.append(table.numpy().astype(float).tolist())
-    return {"steps": report, "events": events(optimizer)}
-
-
-@check
-def sharding():
-    """There are no ranks to own shares of the update."""
-    with STRATEGY.scope():
-        v, w = weight(), weight(name="w")
-        optimizer = npu_keras.NPUDistributedOptimizer(
-            keras.optimizers.SGD(0.1), is_weight_update_sharding=True
-        )
-        return error_of(lambda: optimizer.build([v, w]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of `strategy.run` loops over two replicas."""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from harness import INF, check, error_of, events, manager, weight
+from mirrored import STRATEGY, loop, run_steps
+
+import npu_keras
+
+
+def _scaled(inner, scale=8.0):
+    optimizer = npu_keras.NPULossScaleOptimizer(inner, manager(scale))
+    optimizer.scale_loss(0.0)
+    return optimizer
+
+
+@check
+def custom_loop():
+    with STRATEGY.scope():
+        v = weight()
+        optimizer = _scaled(keras.optimizers.SGD(0.1))
+        optimizer.build([v])
+    report = []
+    for _ in loop(optimizer, [v], [(1, 2), (INF, 1), (1, INF), (INF, INF), (1, 1)]):
+        replicas = STRATEGY.experimental_local_results(v.value)
+        report.append([[float(r) for r in replicas], float(optimizer.loss_scale)])
+    return {"steps": report, "events": events(optimizer)}
+
+
+@check
+def clipping_sees_the_sum():
+    report = {}
+    for name in ("global_clipnorm", "clipnorm"):
+        with STRATEGY.scope():
+            v = weight(0.0)
+            optimizer = _scaled(keras.optimizers.SGD(1.0, **{name: 1.0}))
+            optimizer.build([v])
+        run_steps(optimizer, [v], [(100.0, -0.2)])
+        report[name] = float(v.numpy())
+    return report
+
+
+@check
+def finite_gradients_with_an_infinite_sum():
+    with STRATEGY.scope():
+        v = weight()
+        optimizer = _scaled(keras.optimizers.SGD(0.1))
+        optimizer.build([v])
+    run_steps(optimizer, [v], [(3e38 / 8, 3e38 / 8)])
+    return {"weight": float(v.numpy()), "events": events(optimizer)}
+
+
+@check
+def accumulation():
+    report = {}
+    for name, k, gradients in (
+        ("k steps", 2, [(1.0, 2.0), (INF, 0.0), (3.0, 4.0)] * 2),
+        ("one step", None, [(2.0, 3.0)] * 2),
+    ):
+        with STRATEGY.scope():
+            v = weight(0.0)
+            inner = keras.optimizers.AdamW(0.1, gradient_accumulation_steps=k)
+            optimizer = _scaled(inner)
+            optimizer.build([v])
+        run_steps(optimizer, [v], gradients)
+        report[name] = [float(v.numpy()), int(optimizer.iterations.numpy())]
+    return report
+
+
+@check
+def averages_and_schedules():
+    report = {}
+    for name, scope in (("strategy", STRATEGY.scope), ("alone", contextlib.nullcontext)):
+        with scope():
+            v = weight(0.0)
+            rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+            inner = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.5)
+            optimizer = _scaled(inner)
+            optimizer.build([v])
+        if name == "strategy":
+            run_steps(optimizer, [v], [(0.5, 0.5), (INF, 0.5), (0.5, 0.5), (0.5, 0.5)])
+        else:
+            for gradient in (1.0, INF, 1.0, 1.0):
+                optimizer.apply([tf.constant(gradient * float(optimizer.loss_scale))], [v])
+        with scope():
+            optimizer.finalize_variable_values([v])
+        report[name] = [float(v.numpy()), float(optimizer.learning_rate)]
+    return report
+
+
+@check
+def outside_of_a_replica():
+    with STRATEGY.scope():
+        v = weight()
+        optimizer = _scaled(keras.optimizers.SGD(0.1))
+        return error_of(lambda: optimizer.apply([tf.constant(1.0)], [v]))
+
+
+@check
+def rows():
+    """IndexedSlices over replicas, with an overflow in the rows of replica 1."""
+    with STRATEGY.scope():
+        table = weight(np.ones((4, 2)))
+        optimizer = _scaled(keras.optimizers.SGD(0.1))
+        optimizer.build([table])
+
+    def make(value):
+        return tf.IndexedSlices(tf.fill([2, 2], value), tf.constant([1, 3]), tf.constant([4, 2]))
+
+    report = []
+    for _ in loop(optimizer, [table], [(1, 2), (1, INF)], make):
+        report.append(table.numpy().astype(float).tolist())
+    return {"steps": report, "events": events(optimizer)}
+
+
+@check
+def sharding():
+    """There are no ranks to own shares of the update."""
+    with STRATEGY.scope():
+        v, w = weight(), weight(name="w")
+        optimizer = npu_keras.NPUDistributedOptimizer(
+            keras.optimizers.SGD(0.1), is_weight_update_sharding=True
+        )
+        return error_of(lambda: optimizer.build([v, w]))
