@@ -142,6 +142,12 @@ def loss_average(model: Any) -> list[Any]:
     return [] if tracker is None else list(tracker.variables)
 
 
+def samples_in_loss(model: Any) -> float:
+    """How many samples the running mean of the loss has counted since its reset (Keras 3.15.1)."""
+    tracker = model._loss_tracker
+    return 0.0 if tracker is None else float(tracker.count)
+
+
 def has_own_train_step(model: Any) -> bool:
     """Whether `train_step` is the user's and not the one of Keras (Keras 3.15.1)."""
     return not str(model.train_step.__module__).startswith("keras.src.")

@@ -106,6 +106,7 @@ class _Run:
         self.result = 0
         self.drain_until: float | None = None
         self.stages: list[tuple[float, int]] | None = None  # when to send what, once stopping
+        self.sent: int | None = None  # the last signal to all ranks, for those still on their way
         self.selector = selectors.DefaultSelector()
         self._on(listener, functools.partial(self._connect, listener))
         self._on(wake, functools.partial(self._forward, wake))
@@ -141,8 +142,8 @@ class _Run:
             self.arrived()  # now, so that nothing stays behind even if the launcher is killed
         self._on(rank.control, functools.partial(self._end, rank))
         self._on(rank.output, functools.partial(self._read, rank))
-        if self.stages is not None:  # stopped before it was there
-            rank.send(signal.SIGTERM)
+        if self.sent is not None:
+            rank.send(self.sent)
 
     def _read(self, rank: Rank) -> None:
         rank.print_lines()
@@ -171,7 +172,8 @@ class _Run:
             name = signal.Signals(-status).name
             text = f"rank {rank.number} died by signal {-status} ({name})"
             status = 128 - status
-        others = sorted(other.number for other in self.ranks if other.status is None)
+        ended = {other.number for other in self.ranks if other.status is not None}
+        others = sorted(set(range(self.size)) - ended)  # some may still be on their way
         if others and self.stages is None:
             text += f"; ranks {others} have {self.grace_s:g} s to end"
         _say(text)
@@ -194,6 +196,7 @@ class _Run:
                     self._end_processes(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
+        self.sent = number
         for rank in self.ranks:
             rank.send(number)
 

@@ -3,6 +3,7 @@
 
 from npu_keras.callbacks.broadcast_variables import BroadcastVariables
 from npu_keras.callbacks.loss_scale_logger import LossScaleLogger
+from npu_keras.callbacks.metric_average import MetricAverage
 from npu_keras.callbacks.step_limit import StepLimit
 
-__all__ = ["BroadcastVariables", "LossScaleLogger", "StepLimit"]
+__all__ = ["BroadcastVariables", "LossScaleLogger", "MetricAverage", "StepLimit"]

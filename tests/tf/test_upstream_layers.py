@@ -2,6 +2,7 @@
 """The private names of Keras that say what a forward pass writes still mean what they did."""
 
 import keras
+import numpy as np
 
 from npu_keras import _upstream
 
@@ -51,3 +52,11 @@ def test_a_train_step_of_ones_own_is_recognised():
 
     assert _upstream.has_own_train_step(Own())
     assert not _upstream.has_own_train_step(nested_model())
+
+
+def test_the_loss_average_counts_samples():
+    model = nested_model()
+    assert _upstream.samples_in_loss(model) == 0.0
+    model.compile("sgd", "mse")
+    model.fit(np.ones((5, 2)), np.ones((5, 1)), batch_size=2, verbose=0)
+    assert _upstream.samples_in_loss(model) == 5.0

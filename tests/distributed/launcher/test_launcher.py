@@ -145,9 +145,9 @@ time.sleep(50)
 
 def test_printed_commands_start_the_ranks(space, engine):
     options = ["-n", "2", "--engine", engine, "--hosts", "127.0.0.1", "--steps", "4"]
-    status, output = space.run(
-        "print(rank, size, cluster.step_limit(), sys.argv[1:])", *options, args=["a b"]
-    )
+    # In one write, or mpiexec may mix the pieces of two ranks.
+    code = r'sys.stdout.write(f"{rank} {size} {cluster.step_limit()} {sys.argv[1:]}\n")'
+    status, output = space.run(code, *options, args=["a b"])
     assert status == 0
     comments = [line for line in output.splitlines() if line.startswith("#")]
     commands = [line for line in output.splitlines() if not line.startswith("#")]

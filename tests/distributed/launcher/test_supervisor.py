@@ -110,21 +110,43 @@ def test_nothing_is_left_when_the_reader_of_the_output_is_gone(space, engine):
         assert process.wait(timeout=20) == 128 + 13
 
 
-def test_ranks_that_cannot_start_are_an_error(space):
+def run_under_mpiexec(space, shell, *command):
+    """Runs the launcher with a shell script in the place of `mpiexec`."""
     fake = space.folder / "bin" / "mpiexec"
     fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\necho no such host >&2\nexit 4\n")
+    fake.write_text(f"#!/bin/sh\n{shell}\n")
     fake.chmod(0o755)
     code = (
         "import sys; from npu_keras import launch_plan, launcher; "
         f"launch_plan._mpiexec = lambda: {str(fake)!r}; sys.exit(launcher.main(sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-n", "2", "--engine", "mpi", "-m", "this"],
+    return subprocess.run(
+        [sys.executable, "-c", code, "-n", "2", "--engine", "mpi", *command],
+        cwd=space.folder,
         env=space.env,
         capture_output=True,
         text=True,
         timeout=30,
     )
+
+
+def test_ranks_that_cannot_start_are_an_error(space):
+    done = run_under_mpiexec(space, "echo no such host >&2; exit 4", "-m", "this")
     assert done.returncode == 4
     assert done.stderr == "npu_keras run: 0 of 2 ranks started. no such host\n"
+
+
+def test_a_rank_that_comes_after_the_first_has_failed_may_report_too(space):
+    (space.folder / "script.py").write_text(
+        f"{space.header}\nif rank: sys.exit(7)\ntime.sleep(0.3)\nprint('I miss rank 1')"
+    )
+    shell = """shift 2
+export PMI_SIZE=2
+PMI_RANK=1 "$@" &
+sleep 1.5
+PMI_RANK=0 "$@" &
+wait"""
+    done = run_under_mpiexec(space, shell, "script.py")
+    assert done.returncode == 7
+    expected = "npu_keras run: rank 1 ended with exit status 7; ranks [0] have 15 s to end\n"
+    assert (done.stderr, done.stdout) == (expected, "[0] I miss rank 1\n")
