@@ -153,9 +153,6 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
 
     # Hooks of StepMixin.
 
-    _owns_scaling = True
-    _is_inner = False
-
     def __init__(
         self,
         *args: Any,

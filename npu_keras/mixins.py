@@ -34,6 +34,8 @@ class StepMixin:
     """State and step of an optimizer; the hooks at the end belong to the host."""
 
     _scaling: LossScaling
+    _owns_scaling = True
+    _is_inner = False
     _aggregation: GradientAggregation | None = None
     _decides_together = False
     _overlaps_tail = False

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Keras 3 optimizers with Ascend's names: wrappers around any Keras 3 optimizer."""
 
-import logging
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +8,13 @@ import keras
 import tensorflow as tf
 
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.flags import aggregation_in_force, manager_in_force, tail_in_force
 from npu_keras.host import PACKAGE, KerasHost
 from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import INF_NAN
-from npu_keras.run_config import check_tailing
 from npu_keras.scaling import require_manager
 from npu_keras.sharding import WeightUpdateSharding
 from npu_keras.wrapper import WrapperHost
-
-logger = logging.getLogger("npu_keras")
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -115,12 +111,9 @@ class NPUOptimizer(WrapperHost):
         overflow_mode: str = INF_NAN,
         aggregation: GradientAggregation | None = None,
     ) -> None:
-        manager = _manager_in_force(loss_scale_manager, is_loss_scale)
-        if is_distributed:
-            aggregation = aggregation or GradientAggregation()
-        elif aggregation is not None:
-            raise ValueError("`aggregation` has no effect without `is_distributed=True`.")
-        check_tailing(bool(is_tailing_optimization))
+        manager = manager_in_force(loss_scale_manager, is_loss_scale)
+        aggregation = aggregation_in_force(aggregation, is_distributed)
+        overlaps_tail = tail_in_force(is_tailing_optimization, is_distributed)
         name = name or f"NPUOptimizer{type(opt).__name__}"
         self._init_wrapper(opt, name, (manager, overflow_mode), aggregation)
         self._given_manager = loss_scale_manager
@@ -128,12 +121,7 @@ class NPUOptimizer(WrapperHost):
         self.is_distributed = bool(is_distributed)
         self.is_loss_scale = bool(is_loss_scale)
         self.is_tailing_optimization = bool(is_tailing_optimization)
-        self._init_tail()
-
-    def _init_tail(self) -> None:
-        if self.is_tailing_optimization and not self.is_distributed:
-            logger.info("is_tailing_optimization is ignored without is_distributed=True")
-        self._overlaps_tail |= self.is_tailing_optimization and self.is_distributed
+        self._overlaps_tail |= overlaps_tail
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, JSON-safe."""
@@ -244,21 +232,3 @@ class NPUDistributedOptimizer(WrapperHost):
             "name": self.name,
             "aggregation": serialize(self._aggregation),
         }
-
-
-def _manager_in_force(
-    manager: LossScaleManager | None, is_loss_scale: bool
-) -> LossScaleManager | None:
-    if is_loss_scale and manager is None:
-        raise ValueError(
-            "`is_loss_scale=True` needs a `loss_scale_manager`, for example "
-            "`ExponentialUpdateLossScaleManager(2**15, incr_every_n_steps=2000)`. "
-            "Received: loss_scale_manager=None"
-        )
-    if is_loss_scale:
-        return require_manager(manager)
-    if manager is not None:
-        warnings.warn(
-            "`loss_scale_manager` has no effect without `is_loss_scale=True`.", stacklevel=3
-        )
-    return None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step around an inner Keras 3 optimizer: the common part of the wrapper classes."""
 
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +11,9 @@ from keras.optimizers import LossScaleOptimizer
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
 from npu_keras.keras_state import copied
+from npu_keras.nesting import KERAS_3, adopt, claim, scales_already, wrong_optimizer
 from npu_keras.scaling import UNSCALED
 from npu_keras.sparse import Gradient
-
-_owners: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 FORWARDED = (
     "weight_decay",
@@ -42,22 +39,12 @@ class WrapperHost(KerasHost):
         aggregation: GradientAggregation | None = None,
     ) -> None:
         _require_optimizer(opt, type(self).__name__)
-        inside = opt if isinstance(opt, KerasHost) else None
-        if inside is not None:
-            _require_no_second(inside, type(self).__name__, scaling, aggregation)
         super(LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = opt
-        if inside is not None:
-            inside._is_inner = True
-        if inside is not None and inside._scaling.active:
-            # One optimizer, one loss scale: that of the inner one.
-            self._owns_scaling, self._scaling = False, inside._scaling
-        self._aggregation = aggregation or getattr(inside, "_aggregation", None)
-        self._decides_together = getattr(inside, "_decides_together", False)
-        self._overlaps_tail = getattr(inside, "_overlaps_tail", False)
+        adopt(self, opt, scaling, aggregation)
         self._init_host(scaling)
         self._pending_inner: dict[str, np.ndarray] | None = None
-        _claim(opt, self)
+        claim(opt, self)
         updating = self._updating_optimizer()
         if self._scaling.active and not isinstance(updating, KerasHost):
             # The manager's scale takes its place, or gradients would be unscaled twice.
@@ -187,54 +174,8 @@ for _name in FORWARDED:
     setattr(WrapperHost, _name, _forwarded(_name))
 
 
-def _claim(opt: Any, owner: Any) -> None:
-    """Makes `owner` the only wrapper of an inner optimizer; TypeError if there is another."""
-    if _owned(opt):
-        gc.collect()  # the other wrapper may be garbage held by a reference cycle
-    if _owned(opt):
-        raise TypeError(
-            f"This {type(opt).__name__} already belongs to another wrapper; two would share its "
-            "slots. Make a new inner optimizer for each wrapper."
-        )
-    _owners[opt] = weakref.ref(owner)
-
-
-def _owned(opt: Any) -> bool:
-    return opt in _owners and _owners[opt]() is not None
-
-
 def _require_optimizer(opt: Any, wrapper: str) -> None:
     if isinstance(opt, LossScaleOptimizer) and not isinstance(opt, KerasHost):
-        raise TypeError(
-            f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
-            f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
-        )
+        raise scales_already(opt, wrapper)
     if not isinstance(opt, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"`opt` must be a Keras 3 optimizer instance, such as `keras.optimizers.Adam(1e-3)`. "
-            f"{_other_home(opt)}Received: opt={opt!r}"
-        )
-
-
-def _require_no_second(
-    opt: KerasHost, wrapper: str, scaling: tuple[Any, str], aggregation: Any
-) -> None:
-    if scaling[0] is not None and opt._scaling.active:
-        raise TypeError(
-            f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
-            f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
-        )
-    if aggregation is not None and opt._aggregation is not None:
-        raise TypeError(
-            f"`opt` aggregates gradients already, and {wrapper} would aggregate them a second "
-            f"time. Ask for aggregation in one of them only. Received: opt={type(opt).__name__}"
-        )
-
-
-def _other_home(opt: Any) -> str:
-    modules = {base.__module__.split(".")[0] for base in type(opt).__mro__}
-    if "tf_keras" in modules:
-        return "For a tf_keras optimizer use the class of the same name in `npu_keras.tf_keras`. "
-    if "tensorflow" in modules:
-        return "For a `tf.compat.v1.train` optimizer use the class in `npu_keras.v1`. "
-    return ""
+        raise wrong_optimizer(opt, KERAS_3, "keras.optimizers.Adam(1e-3)")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrappers around wrappers, in every flavour: one loss scale, one aggregation, one owner."""
+
+import gc
+import weakref
+from typing import Any
+
+from npu_keras.aggregation import GradientAggregation
+from npu_keras.mixins import StepMixin
+from npu_keras.scaling import UNSCALED
+
+KERAS_3, TF_KERAS, V1 = "Keras 3", "tf_keras", "tf.compat.v1.train"
+HOMES = {KERAS_3: "npu_keras", TF_KERAS: "npu_keras.tf_keras", V1: "npu_keras.v1"}
+"""Where the classes for each kind of optimizer are."""
+
+_owners: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+def adopt(
+    wrapper: StepMixin,
+    opt: Any,
+    scaling: tuple[Any, str] = UNSCALED,
+    aggregation: GradientAggregation | None = None,
+) -> None:
+    """Makes what an inner optimizer of this package has, the wrapper's own.
+
+    Args:
+        wrapper: the optimizer being made.
+        opt: the optimizer inside, of this package or not.
+        scaling: the manager and overflow mode the wrapper was given.
+        aggregation: the settings the wrapper was given.
+
+    Raises:
+        TypeError: if both of them scale, or both aggregate.
+    """
+    inside = opt if isinstance(opt, StepMixin) else None
+    if inside is not None:
+        _require_no_second(inside, type(wrapper).__name__, scaling, aggregation)
+        inside._is_inner = True
+    if inside is not None and inside._scaling.active:
+        # One optimizer, one loss scale: that of the inner one.
+        wrapper._owns_scaling, wrapper._scaling = False, inside._scaling
+    wrapper._aggregation = aggregation or getattr(inside, "_aggregation", None)
+    wrapper._decides_together = getattr(inside, "_decides_together", False)
+    wrapper._overlaps_tail = getattr(inside, "_overlaps_tail", False)
+
+
+def claim(opt: Any, owner: Any) -> None:
+    """Makes `owner` the only wrapper of an inner optimizer; TypeError if there is another."""
+    if _owned(opt):
+        gc.collect()  # the other wrapper may be garbage held by a reference cycle
+    if _owned(opt):
+        raise TypeError(
+            f"This {type(opt).__name__} already belongs to another wrapper; two would share its "
+            "slots. Make a new inner optimizer for each wrapper."
+        )
+    _owners[opt] = weakref.ref(owner)
+
+
+def _owned(opt: Any) -> bool:
+    return opt in _owners and _owners[opt]() is not None
+
+
+def scales_already(opt: Any, wrapper: str) -> TypeError:
+    """Returns the error for an optimizer that cannot be given a second loss scale."""
+    return TypeError(
+        f"`opt` scales the loss already, and {wrapper} would divide its gradients a second "
+        f"time. Pass the optimizer inside it. Received: opt={type(opt).__name__}"
+    )
+
+
+def wrong_optimizer(opt: Any, expected: str, example: str) -> TypeError:
+    """Returns the error for what is no optimizer of a flavour; names the right module if any.
+
+    Args:
+        opt: what was received.
+        expected: a key of `HOMES`.
+        example: an expression that would do.
+    """
+    home = _home_of(opt)
+    hint = ""
+    if home not in (None, expected):
+        hint = f"For a {home} optimizer use the class of the same name in `{HOMES[home]}`. "
+    return TypeError(
+        f"`opt` must be a {expected} optimizer instance, such as `{example}`. "
+        f"{hint}Received: opt={opt!r}"
+    )
+
+
+def _home_of(opt: Any) -> Any:
+    cls = opt if isinstance(opt, type) else type(opt)
+    modules = {base.__module__.split(".")[0] for base in cls.__mro__}
+    for root, home in (("tf_keras", TF_KERAS), ("keras", KERAS_3), ("tensorflow", V1)):
+        if root in modules:
+            return home
+    return None
+
+
+def _require_no_second(
+    inside: StepMixin, wrapper: str, scaling: tuple[Any, str], aggregation: Any
+) -> None:
+    if scaling[0] is not None and inside._scaling.active:
+        raise scales_already(inside, wrapper)
+    if aggregation is not None and inside._aggregation is not None:
+        raise TypeError(
+            f"`opt` aggregates gradients already, and {wrapper} would aggregate them a second "
+            f"time. Ask for aggregation in one of them only. Received: opt={type(inside).__name__}"
+        )
