@@ -6,11 +6,16 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from npu_keras.journal import KINDS, Event
+from npu_keras.event_parser import parsed
+from npu_keras.events import Event
+from npu_keras.line_reader import bounded_lines
 
 _logger = logging.getLogger("npu_keras")
+
+MOST_DAMAGED = 100_000
+"""A file with so many damaged lines is no file of events, and is read no further."""
 
 
 class EventFile(NamedTuple):
@@ -65,10 +70,11 @@ class EventLog:
 
 
 def read_events(path: str | Path) -> EventFile:
-    """Reads a file that `EventLog` wrote.
+    """Reads a file that `EventLog` wrote, or that something has damaged since.
 
     Where attempt numbers start again, because a run was resumed from a checkpoint or begun anew,
-    the later events take the place of the earlier ones with the same or a higher number.
+    the later events take the place of the earlier ones with the same or a higher number. Reading
+    ends at `MOST_DAMAGED` damaged lines, and no line is held that is longer than any event.
 
     Args:
         path: the file.
@@ -78,25 +84,15 @@ def read_events(path: str | Path) -> EventFile:
     """
     events: list[Event] = []
     damaged: list[int] = []
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.splitlines(), start=1):
-        event = _parsed(line)
+    for number, line in enumerate(bounded_lines(path), start=1):
+        event = None if line is None else parsed(line)
         if event is not None:
             events.append(event)
-        elif line.strip():
+        elif line is None or line.strip():
             damaged.append(number)
+            if len(damaged) == MOST_DAMAGED:
+                break
     return EventFile(_latest(events), damaged)
-
-
-def _parsed(line: str) -> Event | None:
-    try:
-        fields: dict[str, Any] = json.loads(line)
-        event = Event(**{name: fields[name] for name in Event._fields if name in fields})
-        numbers = (event.attempt, event.scale_before, event.scale_after)
-        valid = event.kind in KINDS and all(isinstance(n, int | float) for n in numbers)
-        return event if valid else None
-    except (ValueError, TypeError):
-        return None
 
 
 def _latest(events: Iterable[Event]) -> list[Event]:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line of a file of events: an event with sound values, or nothing."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from npu_keras.events import KINDS, Event
+
+_LARGEST = 2**63 - 1  # of the counters in the optimizer
+
+
+def parsed(line: str) -> Event | None:
+    """Returns the event on a line, or None if a value is missing or cannot be one of an event.
+
+    Args:
+        line: a JSON object; fields that `Event` does not have are passed over.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    known = {name: fields[name] for name in Event._fields if name in fields}
+    needed = known.keys() >= {"attempt", "kind", "scale_before", "scale_after"}
+    if not needed or not all(_CHECKS[name](value) for name, value in known.items()):
+        return None
+    scales = {name: float(known[name]) for name in ("scale_before", "scale_after")}
+    return Event(**{**known, **scales})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _is_scale(value: Any) -> bool:
+    number = isinstance(value, float) or (_is_count(value))
+    return number and value >= 0  # not NaN
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "attempt": lambda value: _is_count(value) and value > 0,
+    "kind": lambda value: isinstance(value, str) and value in KINDS,
+    "scale_before": _is_scale,
+    "scale_after": _is_scale,
+    "variable": lambda value: value is None or isinstance(value, str),
+    "forward": lambda value: isinstance(value, bool),
+    "rank": lambda value: value is None or _is_count(value),
+    **dict.fromkeys(("bad_variables", "infs", "nans", "bad_steps"), _is_count),
+}
