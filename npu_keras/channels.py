@@ -98,11 +98,14 @@ class Alone:
 
 
 class Replicas(Alone):
-    """The replicas of a `tf.distribute` strategy."""
+    """The replicas of a `tf.distribute` strategy.
 
-    may_overflow = True
+    Args:
+        aggregated: whether the gradients are sums over all replicas already.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, aggregated: bool = False) -> None:
+        self.may_overflow = not aggregated
         self._transport = ReplicaTransport()
         self.size = self._transport.size
 
@@ -117,6 +120,8 @@ class Replicas(Alone):
 
     def reduce(self, sent: GradientList) -> GradientList:
         """Returns the sums over all replicas."""
+        if not self.may_overflow:
+            return sent
         return GradientList(self._transport.sum(sent.gradients), sent.positions)
 
     def commit(self, write: Callable[..., None], scalars: Any, gradients: list[Gradient]) -> None:

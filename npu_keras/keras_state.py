@@ -43,16 +43,6 @@ class KerasNames:
         return self._scaling.state.good_steps
 
     @property
-    def initial_scale(self) -> float:
-        """The loss scale of the first step."""
-        return self._scaling.initial_scale
-
-    @property
-    def dynamic_growth_steps(self) -> int | None:
-        """Finite steps in a row until the scale grows; None when it never does."""
-        return getattr(self._scaling.manager, "incr_every_n_steps", None)
-
-    @property
     def loss_scale_factor(self) -> None:
         """None: the loss scale is the manager's. Keras' wrapper writes it, which is refused."""
         return None

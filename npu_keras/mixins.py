@@ -8,7 +8,8 @@ names; see `npu_keras.host` for Keras 3.
 import functools
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,7 @@ from npu_keras.channels import Alone, Channel, GradientList, Replicas
 from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
-from npu_keras.overflow import OverflowCheck
+from npu_keras.overflow import CheckedBefore, OverflowCheck
 from npu_keras.scaling import LossScaling
 from npu_keras.sparse import Gradient
 from npu_keras.unscaling import present_gradients
@@ -39,8 +40,12 @@ class StepMixin:
     _aggregation: GradientAggregation | None = None
     _decides_together = False
     _overlaps_tail = False
-    _channel: Channel | None = None
+    _channels: Mapping[bool, Channel] = MappingProxyType({})  # by whether all is aggregated
     _told_obstacle = False
+    _how_to_scale = (
+        "In a custom `train_step` or tape loop write `loss = optimizer.scale_loss(loss)` inside "
+        "the tape."
+    )
 
     @property
     def loss_scale_manager(self) -> LossScaleManager:
@@ -66,6 +71,16 @@ class StepMixin:
     def bad_steps(self) -> Any:
         """Integer scalar variable: overflows since the scale last moved."""
         return self._scaling.state.bad_steps
+
+    @property
+    def initial_scale(self) -> float:
+        """The loss scale of the first step."""
+        return self._scaling.initial_scale
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """Finite steps in a row until the scale grows; None when it never does."""
+        return getattr(self._scaling.manager, "incr_every_n_steps", None)
 
     @property
     def attempted_steps(self) -> Any:
@@ -128,31 +143,50 @@ class StepMixin:
         """
         return order.move_scale(self._scaling.manager, self._scaling.state, finite_grads)
 
-    def _take_step(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
+    def _take_step(
+        self,
+        gradients: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        *,
+        unscaled: bool = False,
+        aggregated: bool = False,
+    ) -> None:
+        """Takes one step.
+
+        Args:
+            gradients: one entry per variable.
+            variables: the variables.
+            unscaled: whether the gradients are without the loss scale already.
+            aggregated: whether they have been aggregated over ranks or replicas already.
+        """
         positions = [self._position(variable) for variable in variables]
         own = present_gradients(gradients, positions)
         self._warn_if_never_scaled()
-        channel = self._current_channel()
+        channel = self._current_channel(aggregated)
         channel.prepare(self._trained_variables(), self._own_variables(), self._scaling.describe)
         take = order.take_step
         window = self._window(own.positions) if channel.size > 1 else None
         if window is not None:
-            self._refuse_fp16_sums()
+            self._refuse_fp16_sums("Accumulated gradients")
             take = functools.partial(take_accumulated_step, window=window)
+        step = self._step(channel)
+        if unscaled:
+            self._refuse_fp16_sums("Unscaled gradients")
+            step = step._replace(check=CheckedBefore(self._scaling.take_finding()))
         take(
-            self._step(channel),
+            step,
             own,
             update=self._update_positions,
-            takes_raw=self._takes_raw,
+            takes_raw=(lambda position: True) if unscaled else self._takes_raw,
             forward_finite=self._scaling.take_forward(),
         )
         self._after_step()
 
-    def _refuse_fp16_sums(self) -> None:
+    def _refuse_fp16_sums(self, what: str) -> None:
         if self._aggregation is not None and self._aggregation.compression == "fp16":
             raise ValueError(
-                "Accumulated gradients are sent without the loss scale, for which float16 is too "
-                'narrow. With `gradient_accumulation_steps` use `compression="bf16"` or None.'
+                f"{what} are sent without the loss scale, for which float16 is too narrow. Use "
+                '`compression="bf16"` or None for them.'
             )
 
     def _step(self, channel: Channel) -> order.Step:
@@ -175,18 +209,21 @@ class StepMixin:
             logger.info("is_tailing_optimization has nothing to overlap: %s", obstacle)
         return obstacle is None and channel.size > 1
 
-    def _current_channel(self) -> Channel:
+    def _current_channel(self, aggregated: bool = False) -> Channel:
         if replicas_in_sync() > 1:
-            return Replicas()
-        if self._channel is None:
-            self._channel = self._make_channel()
-        return self._channel
+            return Replicas(aggregated=aggregated)
+        if aggregated not in self._channels:
+            # Past `__setattr__`, which would track it for checkpoints.
+            vars(self)["_channels"] = {**self._channels, aggregated: self._make_channel(aggregated)}
+        return self._channels[aggregated]
 
-    def _make_channel(self) -> Channel:
+    def _make_channel(self, aggregated: bool) -> Channel:
         if self._aggregation is not None:
             engine = self._aggregation.engine()
-            if engine.size > 1:
+            if engine.size > 1 and not aggregated:
                 return Aggregating(self._aggregation, engine, self._trained_variables())
+            if engine.size > 1:
+                return DecidingTogether(engine)
         elif self._decides_together and engines.find().size > 1:
             return DecidingTogether(engines.find())
         return Alone()

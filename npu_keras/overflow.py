@@ -145,6 +145,34 @@ class Finding(NamedTuple):
     nans: tf.Tensor
 
 
+class CheckedBefore(NamedTuple):
+    """The check of gradients that were inspected while they still had the loss scale.
+
+    Clipping by value may since have hidden an infinity, and unscaling a saturated value.
+
+    Attributes:
+        before: what was found then, or None if nobody has looked.
+    """
+
+    before: Finding | None
+
+    def inspect(self, gradients: Sequence[Gradient], divided_by: int = 1) -> Finding:
+        """Looks for infinities and NaN, and adds what was found before; see `OverflowCheck`."""
+        now = self.inspect_aggregate(gradients)
+        before = self.before
+        if before is None:
+            return now
+        overflowed = tf.logical_or(now.overflowed, before.overflowed)
+        if before.infs.shape != now.infs.shape:  # some were left out, or ranks sent more
+            return now._replace(overflowed=overflowed)
+        pairs = zip(now[1:], before[1:], strict=True)
+        return Finding(overflowed, *(tf.maximum(new, old) for new, old in pairs))
+
+    def inspect_aggregate(self, gradients: Sequence[Gradient]) -> Finding:
+        """Looks for infinities and NaN in the aggregate."""
+        return OverflowCheck(INF_NAN, "float32").inspect_aggregate(gradients)
+
+
 def no_finding(gradient_count: int) -> Finding:
     """The finding of gradients that nobody looks at."""
     zeros = tf.zeros((gradient_count,), tf.int64)

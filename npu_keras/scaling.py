@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_keras import unscaling
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import FixedLossScaleManager, LossScaleManager
-from npu_keras.overflow import INF_NAN, validate_mode
+from npu_keras.overflow import INF_NAN, Finding, validate_mode
 from npu_keras.protection import Protection
 from npu_keras.state import StepState, VariableSpec
 
@@ -43,6 +43,7 @@ class LossScaling:
         self.protection = Protection()
         self.scaled_a_loss = not self.active
         self._forward_finite: tf.Tensor | None = None
+        self._finding: Finding | None = None
 
     def build(self, owner: Any, variable_count: int) -> None:
         """Ties the manager to the optimizer and creates what depends on its variables.
@@ -78,6 +79,15 @@ class LossScaling:
         """Returns whether the losses since the last step were finite, and forgets them."""
         noted, self._forward_finite = self._forward_finite, None
         return noted if noted is not None and _reachable(noted) else tf.constant(True)
+
+    def note_finding(self, finding: Finding) -> None:
+        """Keeps what was found in gradients before they were unscaled, for the next step."""
+        self._finding = finding
+
+    def take_finding(self) -> Finding | None:
+        """Returns what `note_finding` has kept for this step, and forgets it."""
+        noted, self._finding = self._finding, None
+        return noted if noted is not None and _reachable(noted.overflowed) else None
 
     def _note_forward(self, loss: tf.Tensor) -> None:
         loss = loss if loss.dtype.is_floating else tf.cast(loss, tf.float32)

@@ -22,7 +22,7 @@ from npu_keras.channels import Alone, Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
-from npu_keras.overflow import OverflowCheck, no_finding
+from npu_keras.overflow import CheckedBefore, OverflowCheck, no_finding
 from npu_keras.protection import Protection
 from npu_keras.sparse import Gradient
 from npu_keras.state import StepState
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     """
 
     manager: LossScaleManager
-    check: OverflowCheck
+    check: OverflowCheck | CheckedBefore
     state: StepState
     protection: Protection
     channel: Channel
