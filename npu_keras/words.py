@@ -31,7 +31,7 @@ def share_text(part: int, whole: int) -> str:
         return "<0.1 %"
     if part < whole and percent > 99.9:
         return ">99.9 %"
-    return f"{percent:.3g} %"
+    return f"{percent:.2g} %" if percent < 10 else f"{percent:.3g} %"
 
 
 def steps_text(attempts: Sequence[int], limit: int = 4) -> str:
