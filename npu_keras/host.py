@@ -3,7 +3,6 @@
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ from keras.optimizers import LossScaleOptimizer
 from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync, warn_where_fit_fails
-from npu_keras.keras_state import KerasNames, SavedByPosition, StateVariable
+from npu_keras.keras_state import KerasNames, StateVariable
 from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
+from npu_keras.saved_state import SavedByPosition
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient
 from npu_keras.state import VariableSpec
@@ -59,16 +59,8 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         self._load_pending()
 
     def _warn_if_unguarded(self) -> None:
-        scaled = self._scaling.active or self._updating_optimizer().loss_scale_factor is not None
-        if scaled or self._is_inner or self._compute_dtype() != "float16":
-            return
-        warnings.warn(
-            f"The dtype policy computes in float16, but {type(self).__name__} does not scale the "
-            "loss: nothing guards small gradients from becoming 0, nor the weights from "
-            "infinities. Use `NPUOptimizer(..., loss_scale_manager, is_loss_scale=True)`, "
-            "`NPULossScaleOptimizer` or `LossScaleMixin`.",
-            stacklevel=3,
-        )
+        if self._updating_optimizer().loss_scale_factor is None:
+            super()._warn_if_unguarded()
 
     def _build_target(self, variables: list[Any]) -> None:
         self._target().build(variables)

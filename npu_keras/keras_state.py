@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a Keras 3 host: how it is read, what Keras calls it, how it is saved."""
+"""The state of a Keras 3 host: how it is read, and what Keras calls it."""
 
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
-from npu_keras.journal import read
 from npu_keras.scaling import LossScaling
 
 
@@ -70,51 +68,3 @@ class KerasNames:
                 "A loss-scaled optimizer takes its loss scale from the manager. Received: "
                 f"loss_scale_factor={value}. Use `FixedLossScaleManager({value})` instead."
             )
-
-
-class SavedByPosition:
-    """Saves variables by position, and keeps what is loaded before there are variables."""
-
-    _pending_store: dict[str, np.ndarray] | None = None
-
-    def _stored_variables(self) -> list[Any]:
-        return list(self.variables)  # type: ignore[attr-defined]
-
-    def save_own_variables(self, store: Any) -> None:
-        """Writes variables by position.
-
-        Args:
-            store: mapping of position to value.
-        """
-        for position, variable in enumerate(self._stored_variables()):
-            store[str(position)] = read(variable)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads variables by position, at once or, before `build`, when it is built.
-
-        Args:
-            store: mapping of position to value.
-        """
-        if not self.built:  # type: ignore[attr-defined]
-            self._pending_store = copied(store)
-            return
-        variables = self._stored_variables()
-        if len(store) != len(variables):
-            warnings.warn(
-                f"Nothing was loaded into {type(self).__name__}: it has {len(variables)} "
-                f"variables, the file has {len(store)} for it.",
-                stacklevel=2,
-            )
-            return
-        for position, variable in enumerate(variables):
-            variable.assign(np.asarray(store[str(position)]))
-
-    def _load_pending(self) -> None:
-        pending, self._pending_store = self._pending_store, None
-        if pending:
-            self.load_own_variables(pending)
-
-
-def copied(store: Any) -> dict[str, np.ndarray]:
-    """Copies a store of Keras, which can be indexed but not iterated over."""
-    return {key: np.array(store[key]) for key in store.keys()}  # noqa: SIM118

@@ -20,6 +20,7 @@ from npu_keras.accumulation import Window, take_accumulated_step
 from npu_keras.aggregating import Aggregating, DecidingTogether
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import Alone, Channel, GradientList, Replicas
+from npu_keras.distribution import GradientObserver
 from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
@@ -42,6 +43,7 @@ class StepMixin:
     _overlaps_tail = False
     _channels: Mapping[bool, Channel] = MappingProxyType({})  # by whether all is aggregated
     _told_obstacle = False
+    _observer: GradientObserver | None = None
     _how_to_scale = (
         "In a custom `train_step` or tape loop write `loss = optimizer.scale_loss(loss)` inside "
         "the tape."
@@ -118,6 +120,17 @@ class StepMixin:
         """
         return self._scaling.protection.add(variables)
 
+    def observe(self, observer: GradientObserver | None) -> None:
+        """Lets an observer look at the gradients of each step before they are aggregated.
+
+        For `npu_keras.callbacks.DistributionReport`. A step traced before does not know of it:
+        trace anew (`model.make_train_function(force=True)`).
+
+        Args:
+            observer: takes the place of the one before; None for no observer.
+        """
+        vars(self)["_observer"] = observer  # past `__setattr__`, which would track it
+
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale, in float32 at least.
@@ -170,14 +183,17 @@ class StepMixin:
             self._refuse_fp16_sums("Accumulated gradients")
             take = functools.partial(take_accumulated_step, window=window)
         step = self._step(channel)
-        if unscaled:
+        if unscaled and self._scaling.active:
             self._refuse_fp16_sums("Unscaled gradients")
             step = step._replace(check=CheckedBefore(self._scaling.take_finding()))
+        takes_raw = (lambda position: True) if unscaled else self._takes_raw
+        if self._observer is not None:
+            self._observer.look(own, self._scaling.state, takes_raw)
         take(
             step,
             own,
             update=self._update_positions,
-            takes_raw=(lambda position: True) if unscaled else self._takes_raw,
+            takes_raw=takes_raw,
             forward_finite=self._scaling.take_forward(),
         )
         self._after_step()
@@ -240,6 +256,17 @@ class StepMixin:
             f"{type(self).__name__} divides gradients by the loss scale, but no loss went through "
             "its `scale_loss`, so updates come out too small by that factor. In a custom "
             "`train_step` or tape loop write `loss = optimizer.scale_loss(loss)` inside the tape.",
+            stacklevel=4,
+        )
+
+    def _warn_if_unguarded(self) -> None:
+        if self._scaling.active or self._is_inner or self._compute_dtype() != "float16":
+            return
+        warnings.warn(
+            f"The dtype policy computes in float16, but {type(self).__name__} does not scale the "
+            "loss: nothing guards small gradients from becoming 0, nor the weights from "
+            "infinities. Use `NPUOptimizer(..., loss_scale_manager, is_loss_scale=True)`, "
+            "`NPULossScaleOptimizer` or `LossScaleMixin`.",
             stacklevel=4,
         )
 

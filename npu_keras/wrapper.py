@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
-from npu_keras.keras_state import copied
 from npu_keras.nesting import KERAS_3, adopt, claim, scales_already, wrong_optimizer
+from npu_keras.saved_state import SavedAroundInner
 from npu_keras.scaling import UNSCALED
 from npu_keras.sparse import Gradient
 
@@ -28,7 +27,7 @@ FORWARDED = (
 """Settings that every Keras 3 optimizer has and that only mean something on the inner one."""
 
 
-class WrapperHost(KerasHost):
+class WrapperHost(SavedAroundInner, KerasHost):
     """A loss-scaled step around an inner optimizer, which does the updating."""
 
     def _init_wrapper(
@@ -43,7 +42,6 @@ class WrapperHost(KerasHost):
         self.inner_optimizer = opt
         adopt(self, opt, scaling, aggregation)
         self._init_host(scaling)
-        self._pending_inner: dict[str, np.ndarray] | None = None
         claim(opt, self)
         updating = self._updating_optimizer()
         if self._scaling.active and not isinstance(updating, KerasHost):
@@ -109,31 +107,6 @@ class WrapperHost(KerasHost):
         if self._scaling.active:
             return super().scale_loss(loss)
         return self.inner_optimizer.scale_loss(loss)
-
-    def _stored_variables(self) -> list[Any]:
-        # Keras walks on to `inner_optimizer` and stores that one's variables with it.
-        return list(self._variables)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Loads variables by position, at once or, before `build`, when it is built.
-
-        Args:
-            store: mapping of position to value.
-        """
-        super().load_own_variables(store)
-        inner = self.inner_optimizer
-        if not self.built and not isinstance(inner, KerasHost):
-            vars(inner)["load_own_variables"] = self._keep_for_inner
-
-    def _keep_for_inner(self, store: Any) -> None:
-        del vars(self.inner_optimizer)["load_own_variables"]
-        self._pending_inner = copied(store)
-
-    def _load_pending(self) -> None:
-        super()._load_pending()
-        pending, self._pending_inner = self._pending_inner, None
-        if pending:
-            self.inner_optimizer.load_own_variables(pending)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
