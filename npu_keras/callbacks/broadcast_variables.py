@@ -3,13 +3,12 @@
 
 from typing import Any
 
-import keras
-
 from npu_keras import distribute
+from npu_keras.callbacks.base import Callback
 from npu_keras.startup import require_same_everywhere
 
 
-class BroadcastVariables(keras.callbacks.Callback):
+class BroadcastVariables(Callback):
     """Gives every rank the weights and the optimizer state of one rank when training begins.
 
     A distributed optimizer of this package does the same with rank 0 before its first step. Use

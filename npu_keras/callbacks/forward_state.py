@@ -3,13 +3,7 @@
 
 from typing import Any
 
-from npu_keras._upstream import (
-    has_own_train_step,
-    layers_of,
-    loss_average,
-    own_non_trainable_variables,
-    seed_states,
-)
+from npu_keras.callbacks.host_model import internals
 
 QUANTIZED = ("int8", "uint8")
 
@@ -26,12 +20,29 @@ def forward_state(model: Any) -> list[Any]:
     is left out.
 
     Args:
-        model: a built and compiled Keras 3 model.
+        model: a built and compiled Keras 3 or tf_keras model.
     """
-    variables = []
-    for layer in layers_of(model):
-        variables += [v for v in own_non_trainable_variables(layer) if v.dtype not in QUANTIZED]
-        variables += seed_states(layer)
-    if not has_own_train_step(model):
-        variables += loss_average(model)
+    known = internals(model)
+    variables: list[Any] = []
+    for layer in known.layers_of(model):
+        own = known.own_non_trainable_variables(layer)
+        variables += [v for v in own if v.dtype not in QUANTIZED]
+        variables += known.seed_states(layer)
+    if not known.has_own_train_step(model):
+        variables += known.loss_average(model)
     return variables
+
+
+def protect_forward_state(model: Any) -> None:
+    """Lets skipped steps of the model's optimizer put back what the forward pass has written.
+
+    To be called at the begin of every epoch, when the host has reset the running loss.
+
+    Args:
+        model: a model compiled with an optimizer of this package.
+    """
+    optimizer = model.optimizer
+    if not optimizer.loss_scale_manager.enable_overflow_check:
+        return
+    if optimizer.protect(forward_state(model)):
+        model.make_train_function(force=True)

@@ -8,20 +8,21 @@ from typing import Any
 
 import keras
 
-from npu_keras import cluster, engines
-from npu_keras._upstream import layers_of
 from npu_keras.callbacks import wording
-from npu_keras.callbacks.forward_state import forward_state
-from npu_keras.engines.strategy import replicas_in_sync
+from npu_keras.callbacks.base import Callback
+from npu_keras.callbacks.forward_state import protect_forward_state
+from npu_keras.callbacks.host_model import compute_dtypes
+from npu_keras.callbacks.scaled import require_loss_scaled, speaks_for_all
 from npu_keras.event_log import EventLog
 from npu_keras.journal import Event, JournalReader, Snapshot
+from npu_keras.scalar_log import ScalarLog
 from npu_keras.state import RING_ROWS
 from npu_keras.unscaled import unscaled_optimizers
 
 _logger = logging.getLogger("npu_keras")
 
 
-class LossScaleLogger(keras.callbacks.Callback):
+class LossScaleLogger(Callback):
     """Shows what the loss scale does, and keeps skipped steps out of statistics and logs.
 
     Put it first in the list of callbacks: `CSVLogger` and `TensorBoard` see only what callbacks
@@ -53,7 +54,11 @@ class LossScaleLogger(keras.callbacks.Callback):
         jsonl: path of a file to which each event is appended as a JSON object on a line of its
             own: the fields of `npu_keras.Event`, `epoch` (from 0) and `wall_time` (seconds since
             1970, when the event was fetched). If it cannot be written, training goes on.
-        prefix: put before each key.
+        log_dir: TensorBoard's folder, where the run `loss_scale` gets the scalars `loss_scale` (of
+            the next step), `skipped_steps` (in total) and `overflow` (1 where a step was skipped,
+            0 where the scale grew). Each event stands at its own attempted step, and so does the
+            last step before a fetch. If it cannot be written, training goes on.
+        prefix: put before each key and each tag.
         verbose: 1 prints the lines, 0 does not.
 
     Raises:
@@ -76,6 +81,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         jsonl: str | Path | None = None,
         prefix: str = "",
         verbose: int = 1,
+        log_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.log_freq = log_freq
@@ -83,23 +89,29 @@ class LossScaleLogger(keras.callbacks.Callback):
         self.verbose = verbose
         self._fetch_every = _fetch_interval(log_freq)
         self._file = None if jsonl is None else EventLog(jsonl)
+        self._scalars = None if log_dir is None else ScalarLog(log_dir, prefix)
+        self._records: list[tuple[int, Event]] = []
 
     _optimizer: Any
     _reader: JournalReader | None
     _line: wording.Report | None
     _speaks: bool
     _before: Snapshot
+    _fetched: Snapshot
     _events: list[Event]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the loss-scaled optimizer, and warns of others that scale nothing."""
-        self._optimizer = _require_loss_scaled(self.model.optimizer)
+        self._optimizer = require_loss_scaled(self.model.optimizer, type(self).__name__)
         unscaled_optimizers(self.model)
         self._reader = None
         self._line = None
-        self._speaks = _speaks_for_all(self._optimizer)
+        self._records = []
+        self._speaks = speaks_for_all(self._optimizer)
         if self._file is not None and self._speaks:
             self._file.open()
+        if self._scalars is not None and self._speaks:
+            self._scalars.open()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts to count, and protects what the forward pass writes."""
@@ -108,7 +120,7 @@ class LossScaleLogger(keras.callbacks.Callback):
         self._epoch, self._steps_seen, self._steps_unread = epoch, 0, 0
         self._events = []
         self._lost_before = reader.lost
-        self._protect()
+        protect_forward_state(self.model)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Fetches events before the optimizer overwrites them; nothing in most batches."""
@@ -136,34 +148,42 @@ class LossScaleLogger(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Says what there is still to say."""
         self._say()
+        if self._scalars is not None:
+            self._scalars.close()
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Returns the events of the last training, oldest first.
+
+        Returns:
+            One dict per event: the fields of `npu_keras.Event`, and `epoch` (from 0). What
+            `pandas.DataFrame` takes.
+        """
+        return [{**event._asdict(), "epoch": epoch} for epoch, event in self._records]
 
     def _started_reader(self) -> JournalReader:
         # Not in `on_train_begin`, where `BackupAndRestore` brings back the events of earlier runs.
         if self._reader is None:
             self._reader = self._optimizer.journal.reader()
-            self._before = self._optimizer.journal.snapshot()
+            self._before = self._fetched = self._optimizer.journal.snapshot()
             self._forecast()
         return self._reader
 
     def _forecast(self) -> None:
         unsettled = self._before.attempted_steps == self._before.skipped_steps
-        if unsettled and any(layer.compute_dtype == "float16" for layer in layers_of(self.model)):
+        if unsettled and "float16" in compute_dtypes(self.model):
             manager = self._optimizer.loss_scale_manager
             self._print(wording.forecast(manager, self._before.loss_scale))
-
-    def _protect(self) -> None:
-        # Every epoch: Keras resets the running loss at its begin.
-        if not self._optimizer.loss_scale_manager.enable_overflow_check:
-            return
-        if self._optimizer.protect(forward_state(self.model)):
-            self.model.make_train_function(force=True)
 
     def _fetch(self) -> None:
         self._steps_unread = 0
         events = self._started_reader().drain()
         self._events += events
+        self._records += [(self._epoch, event) for event in events]
         if self._file is not None and self._speaks and events:
             self._file.append(events, self._epoch)
+        if self._scalars is not None and self._speaks:
+            before, self._fetched = self._fetched, self._optimizer.journal.snapshot()
+            self._scalars.append(before, events, self._fetched)
 
     def _say(self) -> None:
         # One epoch late, when the progress bar's line is complete.
@@ -190,27 +210,6 @@ def _fetch_interval(log_freq: int | str) -> float:
     raise ValueError(
         f'`log_freq` must be "epoch" or a number of batches of at least 1. Received: {log_freq=}'
     )
-
-
-def _require_loss_scaled(optimizer: Any) -> Any:
-    """Returns the optimizer if it is one of this package's, of whatever flavour."""
-    if hasattr(optimizer, "journal") and hasattr(optimizer, "protect"):
-        return optimizer
-    raise ValueError(
-        "LossScaleLogger needs a model compiled with an optimizer of npu_keras, for example "
-        "`model.compile(npu_keras.NPUOptimizer(optimizer, manager, is_loss_scale=True), ...)`. "
-        f"Received: model.optimizer={optimizer!r}"
-    )
-
-
-def _speaks_for_all(optimizer: Any) -> bool:
-    """Whether this process is the first of those that take steps together with `optimizer`."""
-    if replicas_in_sync() > 1:  # perhaps of several processes
-        return cluster.find().rank == 0
-    if optimizer._aggregation is not None:
-        return optimizer._aggregation.engine().rank == 0
-    # Processes that train alone, each its own model, speak for themselves.
-    return not optimizer._decides_together or engines.find().rank == 0
 
 
 def _values(span: wording.Span) -> dict[str, float]:

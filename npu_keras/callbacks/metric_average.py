@@ -3,15 +3,14 @@
 
 from typing import Any
 
-import keras
-
 from npu_keras import distribute
-from npu_keras._upstream import samples_in_loss
+from npu_keras.callbacks.base import Callback
+from npu_keras.callbacks.host_model import internals
 
 VALIDATION = "val_"
 
 
-class MetricAverage(keras.callbacks.Callback):
+class MetricAverage(Callback):
     """Averages the epoch logs over ranks, weighted by the samples that each rank has seen.
 
     Without it each rank sees the loss of its own data, and `EarlyStopping` or `ReduceLROnPlateau`
@@ -49,19 +48,22 @@ class MetricAverage(keras.callbacks.Callback):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes the samples of the training, which validation starts to count anew."""
         if self._trained is None:
-            self._trained = samples_in_loss(self.model)
+            self._trained = self._samples()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Notes the samples of the validation."""
-        self._validated = samples_in_loss(self.model)
+        self._validated = self._samples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Averages the logs in place."""
         if not logs or distribute.size() == 1:
             return
-        trained = samples_in_loss(self.model) if self._trained is None else self._trained
+        trained = self._samples() if self._trained is None else self._trained
         own = [trained, self._validated, {key: float(value) for key, value in logs.items()}]
         logs.update(_averages(distribute.engine().exchange(own, "epoch logs")))
+
+    def _samples(self) -> float:
+        return internals(self.model).samples_in_loss(self.model)
 
 
 def _averages(everyone: list[list[Any]]) -> dict[str, float]:

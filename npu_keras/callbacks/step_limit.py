@@ -3,12 +3,11 @@
 
 from typing import Any
 
-import keras
-
 from npu_keras import cluster
+from npu_keras.callbacks.base import Callback
 
 
-class StepLimit(keras.callbacks.Callback):
+class StepLimit(Callback):
     """Ends training on every rank after the same number of steps.
 
     Ranks take their steps together, so one with more batches than another would wait for it in

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all callbacks here have in common: they work in `fit` of Keras 3 and of tf_keras."""
+
+import keras
+
+
+class Callback(keras.callbacks.Callback):
+    """A Keras 3 callback that tf_keras takes too.
+
+    The list of callbacks of tf_keras 2.21.0 accepts any object with the methods of a callback, and
+    asks three more questions of it. No callback here looks at the logs of a batch while the device
+    is busy, so that tf_keras need not wait for them.
+    """
+
+    _supports_tf_logs = True
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._overrides("on_train_batch_begin", "on_train_batch_end")
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return self._overrides("on_test_batch_begin", "on_test_batch_end")
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return self._overrides("on_predict_batch_begin", "on_predict_batch_end")
+
+    def _overrides(self, *hooks: str) -> bool:
+        base = keras.callbacks.Callback
+        return any(getattr(type(self), hook) is not getattr(base, hook) for hook in hooks)
