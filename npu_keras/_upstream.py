@@ -73,6 +73,12 @@ def add_to_accumulators(optimizer: Any, gradients: list[Any], sums: list[Any]) -
     optimizer._backend_increment_gradient_accumulators(gradients, sums)
 
 
+def accumulated_gradients(optimizer: Any) -> list[Any]:
+    """The accumulators of a Keras optimizer or of the one inside, if it has any (Keras 3.15.1)."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "_accumulated_gradients", ()))
+
+
 @contextlib.contextmanager
 def as_single_step(optimizer: Any) -> Iterator[None]:
     """Makes `apply` of a Keras optimizer one update after k counted micro-batches (Keras 3.15.1).
@@ -201,3 +207,33 @@ def run_independently(op: Any) -> None:
     manager = getattr(op.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(op)
+
+
+def keeps_order() -> bool:
+    """Whether side effects happen in the order they are written here (TensorFlow 2.21.0).
+
+    Not so in a graph of `tf.compat.v1`, nor in the branches of a conditional in one.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return graph is None or getattr(graph, "experimental_acd_manager", None) is not None
+
+
+def control_flow_context(graph_or_op: Any) -> Any:
+    """The branch or loop of `tf.compat.v1` an op is in or a graph is adding to (TF 2.21.0)."""
+    return graph_or_op._get_control_flow_context()
+
+
+def is_usable_here(op: Any) -> bool:
+    """Whether ops made here may depend on an op of a graph made earlier (TensorFlow 2.21.0).
+
+    An op inside a branch or loop is out of reach for those outside of it.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not op.graph:
+        graph = getattr(graph, "outer_graph", None)
+        if graph is None:
+            return False
+    here, there = control_flow_context(graph), control_flow_context(op)
+    while here is not None and here is not there:
+        here = here.outer_context
+    return here is there

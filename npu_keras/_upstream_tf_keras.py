@@ -6,6 +6,9 @@ The tests of this module fail, by name, when one is gone.
 
 from typing import Any
 
+import tensorflow as tf
+import tf_keras
+
 
 def layers_of(model: Any) -> list[Any]:
     """The model and all layers in it, nested ones included (tf_keras 2.21.0)."""
@@ -39,6 +42,11 @@ def samples_in_loss(model: Any) -> float:
     return 0.0 if mean is None else float(mean.count.numpy())
 
 
+def accumulated_gradients(optimizer: Any) -> list[Any]:
+    """None: optimizers of tf_keras do not accumulate (tf_keras 2.21.0)."""
+    return []
+
+
 def has_own_train_step(model: Any) -> bool:
     """Whether `train_step` is the user's and not the one of tf_keras (tf_keras 2.21.0)."""
     return not str(model.train_step.__module__).startswith("tf_keras.src.")
@@ -46,3 +54,55 @@ def has_own_train_step(model: Any) -> bool:
 
 def _loss_mean(model: Any) -> Any:
     return getattr(getattr(model, "compiled_loss", None), "_total_loss_mean", None)
+
+
+def is_legacy(optimizer: Any) -> bool:
+    """Whether an optimizer is one of `tf_keras.optimizers.legacy` (tf_keras 2.21.0)."""
+    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+
+
+def variable_key(variable: Any) -> Any:
+    """What tells variables apart, the same for all replicas of one (TensorFlow 2.21.0)."""
+    container = getattr(variable, "_distributed_container", None)
+    return (variable if container is None else container())._unique_id
+
+
+def updates_all_at_once(optimizer: Any) -> bool:
+    """Whether an update may run only once in a step (tf_keras 2.21.0).
+
+    Nadam, for one, keeps a product of its own beside the slots of the variables.
+    """
+    if is_legacy(optimizer):
+        return type(optimizer)._prepare is not tf_keras.optimizers.legacy.Optimizer._prepare
+    own = type(optimizer)._internal_apply_gradients
+    return own is not tf_keras.optimizers.Optimizer._internal_apply_gradients
+
+
+def aggregates_by_itself(optimizer: Any) -> bool:
+    """Whether a legacy optimizer was given a way of its own to sum over replicas (2.21.0)."""
+    default = tf_keras.optimizers.legacy.SGD().gradient_aggregator
+    return is_legacy(optimizer) and optimizer.gradient_aggregator is not default
+
+
+def apply_unaggregated(optimizer: Any, apply_gradients: Any, pairs: Any) -> None:
+    """Calls a tf_keras optimizer's `apply_gradients` without its sum over replicas (2.21.0)."""
+    if not is_legacy(optimizer):
+        apply_gradients(pairs, skip_gradients_aggregation=True)
+    elif optimizer._HAS_AGGREGATE_GRAD or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        apply_gradients(pairs, experimental_aggregate_gradients=False)
+    else:  # a class of the user's own from before there was such an argument
+        apply_gradients(pairs)
+
+
+def fresh_children(optimizer: Any, children: Any, save_type: str, **kwargs: Any) -> Any:
+    """The objects a checkpoint finds in a new optimizer, those made since the last one included.
+
+    tf_keras 2.21.0 keeps the first answer for good, so that variables made by `build` after a
+    `restore` would never be restored.
+    """
+    vars(optimizer).pop("_coalesced_children", None)
+    return children(save_type, **kwargs)
+
+
+CallableList = type(tf_keras.optimizers.SGD().variables)
+"""A list that may be called as well, for `optimizer.variables()` (tf_keras 2.21.0)."""

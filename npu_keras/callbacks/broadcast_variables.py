@@ -5,6 +5,7 @@ from typing import Any
 
 from npu_keras import distribute
 from npu_keras.callbacks.base import Callback
+from npu_keras.callbacks.host_model import optimizer_variables
 from npu_keras.startup import require_same_everywhere
 
 
@@ -64,18 +65,7 @@ class BroadcastVariables(Callback):
     def _broadcast(self) -> None:
         if self._done:
             return
-        variables = [*self.model.weights, *_variables_of(self.model)]
+        variables = [*self.model.weights, *optimizer_variables(self.model)]
         require_same_everywhere(distribute.engine(), variables, {"root_rank": self.root_rank})
         distribute.broadcast(variables, root_rank=self.root_rank)
         self._done = True
-
-
-def _variables_of(model: Any) -> list[Any]:
-    """The variables that every rank has of the model's optimizer, of whatever flavour."""
-    optimizer = model.optimizer
-    if not getattr(optimizer, "built", True):
-        optimizer.build(model.trainable_variables)
-    if hasattr(optimizer, "_own_variables"):
-        return list(optimizer._own_variables())
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)

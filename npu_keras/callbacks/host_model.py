@@ -31,3 +31,32 @@ def is_tf_keras(model: Any) -> bool:
 def compute_dtypes(model: Any) -> set[str]:
     """Returns the dtypes in which the layers of a model compute."""
     return {str(layer.compute_dtype) for layer in internals(model).layers_of(model)}
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Returns the variables that every rank has of the model's optimizer, of whatever flavour.
+
+    Args:
+        model: a built and compiled model.
+    """
+    optimizer = model.optimizer
+    if not getattr(optimizer, "built", True):
+        optimizer.build(model.trainable_variables)
+    if hasattr(optimizer, "_own_variables"):
+        return list(optimizer._own_variables())
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def common_variables(model: Any) -> list[Any]:
+    """Returns the variables that stay equal on ranks that take their steps together.
+
+    Args:
+        model: a built and compiled model.
+    """
+    known = internals(model)
+    own = [v for layer in known.layers_of(model) for v in known.own_non_trainable_variables(layer)]
+    own += known.accumulated_gradients(model.optimizer)
+    apart = {id(variable) for variable in own}
+    variables = [*model.weights, *optimizer_variables(model)]
+    return [variable for variable in variables if id(variable) not in apart]

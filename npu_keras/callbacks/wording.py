@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from npu_keras.journal import GROW, Event, Snapshot
+from npu_keras.events import GROW, Event, Snapshot
+from npu_keras.words import scale_text, steps_text
 
 COMFORTABLE_SCALE = 2.0**16
 """About the largest scale of an ordinary loss whose gradients float16 can hold (at most 65504)."""
@@ -56,36 +57,6 @@ class Report(NamedTuple):
 
     text: str
     needs_action: bool
-
-
-def scale_text(scale: float) -> str:
-    """Returns a loss scale as people write it: `"2**16"`, `"512"`, `"3.355e+06"`.
-
-    Args:
-        scale: the loss scale.
-    """
-    mantissa, exponent = math.frexp(scale)
-    if mantissa == 0.5 and abs(exponent - 1) >= 10:
-        return f"2**{exponent - 1}"
-    return f"{scale:.4g}"
-
-
-def steps_text(attempts: Sequence[int], limit: int = 4) -> str:
-    """Returns step numbers in ranges: `"1-32, 57 and 3 more"`.
-
-    Args:
-        attempts: ascending step numbers.
-        limit: how many ranges are written out.
-    """
-    ranges: list[list[int]] = []
-    for attempt in attempts:
-        if ranges and attempt == ranges[-1][1] + 1:
-            ranges[-1][1] = attempt
-        else:
-            ranges.append([attempt, attempt])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:limit])
-    rest = sum(b - a + 1 for a, b in ranges[limit:])
-    return f"{shown} and {rest} more" if rest else shown
 
 
 def settling_steps(manager: Any, loss_scale: float) -> int:
