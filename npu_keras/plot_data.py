@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers behind the figures: from events to points, and fewer points where there are many."""
 
-import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from npu_keras.event_log import read_events
-from npu_keras.journal import Event, JournalReader
+from npu_keras.events import Event
 
 INTERVALS = 400
 """Into how many intervals the steps are divided when they cannot be drawn one by one."""
@@ -107,52 +105,6 @@ class ScaleRecord(NamedTuple):
         chosen = [event for event in self.events if event.kind == kind]
         points = _points([e.attempt + 0.5 for e in chosen], [e.scale_after for e in chosen])
         return _drawable(points)
-
-
-def load(source: Any) -> ScaleRecord:
-    """Reads a run from an optimizer, a list of events or a file of events.
-
-    Args:
-        source: see `npu_keras.plotting.plot_loss_scale`.
-
-    Raises:
-        TypeError: if it is something else.
-    """
-    if isinstance(source, str | os.PathLike):
-        events, damaged = read_events(os.fspath(source))
-        notes = [f"{len(damaged):,} lines of the file are damaged"] if damaged else []
-        return _of_events(events, notes)
-    if hasattr(source, "journal") and hasattr(source, "loss_scale_manager"):
-        return _of_optimizer(source)
-    if isinstance(source, Sequence) and all(isinstance(event, Event) for event in source):
-        return _of_events(source)
-    raise TypeError(
-        "`source` must be an optimizer of npu_keras, a list of `npu_keras.Event`, or the path of "
-        f"a file that `LossScaleLogger(jsonl=...)` wrote. Received: source={source!r}"
-    )
-
-
-def _of_events(events: Sequence[Event], notes: Sequence[str] = ()) -> ScaleRecord:
-    attempts = max((event.attempt for event in events), default=0)
-    skipped = sum(event.skipped for event in events)
-    return ScaleRecord(events, attempts, skipped, notes=notes)
-
-
-def _of_optimizer(optimizer: Any) -> ScaleRecord:
-    reader = JournalReader(optimizer.journal, since=0)
-    events = reader.drain()
-    now, manager = optimizer.journal.snapshot(), optimizer.loss_scale_manager
-    first, notes = 1, []
-    if reader.lost:
-        first = events[0].attempt
-        notes.append(
-            f"the optimizer keeps the last {len(events)} events; {reader.lost:,} earlier ones "
-            "are not drawn"
-        )
-    return ScaleRecord(
-        events, now.attempted_steps, now.skipped_steps, now.loss_scale,
-        manager.min_loss_scale, manager.max_loss_scale, complete=True, first=first, notes=notes,
-    )  # fmt: skip
 
 
 def band(points: Points, intervals: int = INTERVALS) -> Band:

@@ -8,7 +8,7 @@ import pytest
 
 import npu_keras
 from npu_keras.plot_data import Points, band, shares
-from npu_keras.plotting import plot_loss_scale, save
+from npu_keras.plotting import plot_loss_scale, plot_overflow_by_variable, save
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -114,12 +114,23 @@ def test_an_optimizer_and_the_file_of_the_same_run_give_the_same_line(tmp_path):
     x = np.ones((4, 2), np.float32)
     x[1] = np.inf
     logger = npu_keras.callbacks.LossScaleLogger(jsonl=path, verbose=0)
-    model.fit(x, np.ones((4, 1)), 1, 3, shuffle=False, verbose=0, callbacks=[logger])
-    lines = [artists(plot_loss_scale(source).axes[0]) for source in (optimizer, str(path), path)]
+    callbacks = [logger, keras.callbacks.CSVLogger(tmp_path / "history.csv")]
+    y = np.ones((4, 1))
+    history = model.fit(x, y, 1, 3, shuffle=False, verbose=0, callbacks=callbacks)
+    sources = (optimizer, str(path), path, optimizer.journal)
+    lines = [artists(plot_loss_scale(source).axes[0]) for source in sources]
     assert points(lines[0]["loss scale"])[:-1] == points(lines[1]["loss scale"])[:-1]
+    assert points(lines[0]["loss scale"]) == points(lines[3]["loss scale"])
     assert points(lines[1]["loss scale"]) == points(lines[2]["loss scale"])
     assert points(lines[0]["loss scale"])[:3] == [[0.5, 2**15], [2.5, 2**14], [4.5, 2**15]]
     assert lines[0]["skipped step"].get_xdata().tolist() == [2, 6, 10]
+    for source in (history, tmp_path / "history.csv"):
+        (ax,) = plot_loss_scale(source).axes
+        assert points(artists(ax)["loss scale"]) == [[1, 2**15], [2, 2**15], [3, 2**15]]
+        assert ax.get_title(loc="left") == "Loss scale: 3 epochs, 3 skipped steps"
+    figures = [plot_overflow_by_variable(s) for s in (optimizer, optimizer.journal, path)]
+    bars = [[bar.get_width() for bar in figure.axes[0].patches] for figure in figures]
+    assert bars == [[3, 3], [3, 3], [3]]
 
 
 def test_events_the_optimizer_no_longer_has_are_named():
@@ -146,7 +157,7 @@ def test_events_the_optimizer_no_longer_has_are_named():
 def test_damaged_lines_of_a_file_are_named(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("garbage\n" + "".join(json.dumps(e._asdict()) + "\n" for e in EVENTS))
-    assert plot_loss_scale(path).get_supxlabel() == "1 lines of the file are damaged"
+    assert plot_loss_scale(path).get_supxlabel() == "line 1 of the file is damaged and left out"
 
 
 @pytest.mark.parametrize("attempts", [33, 330, 330_000])
@@ -199,7 +210,7 @@ def test_a_scale_without_a_logarithm_is_left_out():
 
 
 def test_another_source_is_refused():
-    with pytest.raises(TypeError, match="`source` must be an optimizer of npu_keras.*source=3"):
+    with pytest.raises(TypeError, match="`source` must be a loss-scaled optimizer.*source=3"):
         plot_loss_scale(3)
     with pytest.raises(FileNotFoundError):
         plot_loss_scale("nowhere.jsonl")

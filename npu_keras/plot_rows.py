@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures with a row for each variable, whose name stands above it and so has the whole width."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from npu_keras.plot_style import INK, WIDTH
+from npu_keras.words import name_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_ROWS = 20
+"""More rows are not read."""
+ROW = 0.46
+"""Height of a row with a name of one line, in inches."""
+LINE = 0.15
+"""Height of another line of a name, in inches."""
+
+
+def wrapped(name: str, width: float = WIDTH) -> str:
+    """Returns a name in lines that fit, broken after a slash where there is one.
+
+    Args:
+        name: the path of a variable; very long ones lose their middle.
+        width: of the figure, in inches.
+    """
+    longest = int(width * 11.5)
+    lines = [""]
+    for part in name_text(name, longest=3 * longest).split("/"):
+        pieces = textwrap.wrap(part, longest, drop_whitespace=False) or [""]
+        for number, piece in enumerate(pieces):
+            joined = piece if number or not lines[-1] else f"{lines[-1]}/{piece}"
+            if number or len(joined) > longest:
+                lines[-1] += "" if number else "/"
+                lines.append(piece)
+            else:
+                lines[-1] = joined
+    return "\n".join(lines)
+
+
+def tops(names: Sequence[str]) -> tuple[list[float], float]:
+    """Returns the y of the top of each row in inches from the top, and the height of all.
+
+    Args:
+        names: the wrapped names.
+    """
+    y, found = 0.0, []
+    for name in names:
+        found.append(y)
+        y += ROW + LINE * name.count("\n")
+    return found, y
+
+
+def write_name(ax: "Axes", name: str, top: float) -> float:
+    """Writes the name of a row, and returns the y below it.
+
+    Args:
+        ax: axes whose y is in inches and grows downwards.
+        name: the wrapped name.
+        top: y of the top of the row.
+    """
+    ax.annotate(
+        name, (0, top + 0.04), xycoords=ax.get_yaxis_transform(), xytext=(3, 0),
+        textcoords="offset points", va="top", fontsize=9, color=INK, parse_math=False,
+        linespacing=1.1,
+    )  # fmt: skip
+    return top + 0.22 + LINE * name.count("\n")
