@@ -112,7 +112,7 @@ def _own_row(
 
 def _read_rows(rows: tf.Tensor, bad: tf.Tensor, size: int) -> Decision:
     overflowed = rows[:, 0]
-    finite = tf.reduce_all(overflowed == 0)
+    finite = tf.reduce_all(tf.equal(overflowed, 0))
     nobody = tf.constant(-1, tf.int64)
     rank = tf.where(finite, nobody, tf.argmax(overflowed)) if size > 1 else nobody
     first = tf.gather(rows[:, 1], tf.argmax(overflowed)) - 1

@@ -17,6 +17,7 @@ from npu_keras.events import KINDS as KINDS
 from npu_keras.events import SKIP as SKIP
 from npu_keras.events import Event as Event
 from npu_keras.events import Snapshot as Snapshot
+from npu_keras.ordering import branch, in_order
 from npu_keras.state import RING_COLUMNS, RING_ROWS, StepState, native
 
 
@@ -49,19 +50,23 @@ def record(
         bad_steps: int64 scalar, overflows counted towards the next back-off, this one included.
         blame: who and what overflowed; all zero, or -1 for nobody, in a finite step.
     """
-    state.attempted_steps.assign_add(tf.ones((), tf.int64))
-    state.last_step_finite.assign(finite)
     grew, lowered = after > before, after < before
 
-    def write() -> tf.Tensor:
+    def count() -> None:
+        state.attempted_steps.assign_add(tf.ones((), tf.int64))
+        state.last_step_finite.assign(finite)
+
+    def write() -> None:
         kind = tf.where(finite, 1, tf.where(lowered, 2, 0))
         _count(state, finite, grew, lowered)
         row = [tf.convert_to_tensor(state.attempted_steps), kind, *blame, bad_steps]
         _write_row(state, row, [before, after])
-        return tf.constant(True)
 
     happened = tf.logical_or(tf.logical_not(finite), grew)
-    tf.cond(happened, write, lambda: tf.constant(False))
+    in_order(
+        count,
+        lambda: tf.cond(happened, branch(write, True), lambda: tf.constant(False)),
+    )
 
 
 def _count(state: StepState, finite: tf.Tensor, grew: tf.Tensor, lowered: tf.Tensor) -> None:
@@ -73,7 +78,7 @@ def _count(state: StepState, finite: tf.Tensor, grew: tf.Tensor, lowered: tf.Ten
 def _write_row(state: StepState, integers: Sequence[Any], scales: Sequence[Any]) -> None:
     # A whole-ring assignment, because scatter updates do not exist for mirrored variables.
     count = tf.convert_to_tensor(state.event_count)
-    here = tf.range(RING_ROWS, dtype=tf.int64)[:, None] == count % RING_ROWS
+    here = tf.equal(tf.range(RING_ROWS, dtype=tf.int64)[:, None], count % RING_ROWS)
     values = [tf.cast(value, tf.int64) for value in integers]
     values += [tf.zeros((), tf.int64)] * (RING_COLUMNS - len(values))
     old_integers = tf.convert_to_tensor(state.event_integers)
@@ -167,10 +172,24 @@ class JournalReader:
 def read(variable: Any) -> np.ndarray:
     """Returns the value of any kind of variable, mirrored ones included.
 
+    In a graph of `tf.compat.v1` a variable has a value in a session only: the default one.
+
     Args:
         variable: a Keras or TensorFlow variable.
+
+    Raises:
+        RuntimeError: in a graph without a default session.
     """
-    return np.asarray(native(variable).numpy())
+    variable = native(variable)
+    if tf.executing_eagerly():
+        return np.asarray(variable.numpy())
+    session = tf.compat.v1.get_default_session()
+    if session is None:
+        raise RuntimeError(
+            "In a graph the journal is read in a session: `with session.as_default(): "
+            "optimizer.journal.drain()`."
+        )
+    return np.asarray(session.run(variable))
 
 
 def _event(integers: np.ndarray, scales: np.ndarray, paths: Sequence[str]) -> Event:

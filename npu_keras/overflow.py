@@ -219,7 +219,7 @@ def _summed_duplicates(gradient: Gradient) -> tf.Tensor:
         values = tf.cast(values, tf.float32)  # as `unscale` does before they are added up
     order = tf.argsort(gradient.indices)
     ordered = tf.gather(gradient.indices, order)
-    starts = tf.concat([[0], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
+    starts = tf.concat([[0], tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)], axis=0)
     segments = tf.cumsum(starts[: tf.shape(order)[0]])
     return tf.math.unsorted_segment_sum(
         tf.gather(values, order), segments, num_segments=tf.shape(values)[0]

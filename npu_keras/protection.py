@@ -64,6 +64,8 @@ class Protection:
 
 
 def _twin(variable: tf.Variable) -> tf.Variable:
+    if not tf.executing_eagerly():
+        return _twin_in_graph(variable)
     kept = tf.Variable(
         tf.zeros(variable.shape, variable.dtype),
         trainable=False,
@@ -73,6 +75,17 @@ def _twin(variable: tf.Variable) -> tf.Variable:
     )
     _assign(kept, variable)
     return kept
+
+
+def _twin_in_graph(variable: tf.Variable) -> tf.Variable:
+    # Both are initialized in one go, in any order: whoever comes first initializes the other.
+    return tf.compat.v1.Variable(
+        lambda: tf.compat.v1.Variable.initialized_value(variable),
+        dtype=variable.dtype.base_dtype,
+        trainable=False,
+        use_resource=True,
+        name="last_good",
+    )
 
 
 def _scope_of(variable: tf.Variable) -> Any:

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from npu_keras._upstream import in_xla
+from npu_keras._upstream import in_xla, keeps_order
 from npu_keras.channels import Alone, Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
+from npu_keras.ordering import branch, in_order
 from npu_keras.overflow import CheckedBefore, OverflowCheck, no_finding
 from npu_keras.protection import Protection
 from npu_keras.sparse import Gradient
@@ -94,15 +95,37 @@ def take_step(
             chosen = GradientList([gradients[i] for i in part], [sent.positions[i] for i in part])
             update(unscaled(chosen, before.loss_scale, takes_raw), last=part is parts[-1])
 
-        for part in parts:
-            updates = functools.partial(channel.update, functools.partial(apply, part), gradients)
-            write_part(step, decision, updates, last=part is parts[-1])
-        finish(step, before, decision)
+        updates = [
+            functools.partial(channel.update, functools.partial(apply, part), gradients)
+            for part in parts
+        ]
+        settle(step, before, decision, updates)
 
     channel.commit(write, (before, decision), arrived.gradients)
 
 
-def write_part(step: Step, decision: Decision, update: Callable[[], None], *, last: bool) -> None:
+def settle(
+    step: Step, before: ScaleState, decision: Decision, updates: Sequence[Callable[[], Any]]
+) -> list[Any]:
+    """Updates everything or nothing, then moves the scale and records the step.
+
+    Args:
+        step: the optimizer's configuration and variables.
+        before: the state the step was taken with.
+        decision: the common decision.
+        updates: each updates a part of the variables.
+
+    Returns:
+        What all effects are reached by in a graph of `tf.compat.v1`; nothing elsewhere.
+    """
+    writes = [
+        functools.partial(write_part, step, decision, update, last=update is updates[-1])
+        for update in updates
+    ]
+    return in_order(*writes, functools.partial(finish, step, before, decision))
+
+
+def write_part(step: Step, decision: Decision, update: Callable[[], Any], *, last: bool) -> Any:
     """Updates a part of the variables, or nothing; the last part settles what is protected.
 
     Args:
@@ -110,24 +133,25 @@ def write_part(step: Step, decision: Decision, update: Callable[[], None], *, la
         decision: the common decision.
         update: updates the part.
         last: False when more parts of the same step follow.
+
+    Returns:
+        Where it matters, the operation that all effects are reached by.
     """
 
-    def apply() -> tf.Tensor:
-        update()
-        if last:
-            step.protection.remember()
-        return tf.constant(True)
+    def apply() -> list[Any]:
+        return in_order(update, *([step.protection.remember] if last else []))
 
-    def skip() -> tf.Tensor:
+    def skip() -> None:
         if last:
             step.protection.restore()
             step.state.overflows_by_variable.assign_add(decision.bad_variables)
-        return tf.constant(False)
 
+    # Not by all ops made: an update may make slots, whose initializers are no part of the step.
     if step.manager.enable_overflow_check:
-        tf.cond(decision.finite, apply, skip)
-    else:
-        apply()
+        applied = tf.cond(decision.finite, branch(apply, True), branch(skip, False))
+        return None if keeps_order() else tf.group(applied)
+    effects = apply()
+    return tf.group(effects) if effects else None
 
 
 def _decide(
@@ -226,5 +250,5 @@ def move_scale(manager: LossScaleManager, state: StepState, finite: Any) -> tf.T
         The new loss scale, float32 scalar.
     """
     after = _transition(manager, state.scale_state(), tf.cast(finite, tf.bool))
-    state.assign_scale_state(after)
-    return tf.convert_to_tensor(state.loss_scale)
+    with tf.control_dependencies(in_order(lambda: state.assign_scale_state(after))):
+        return tf.convert_to_tensor(state.loss_scale)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Managers whose own methods make ops, as those of TensorFlow 1 do."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_keras.loss_scale import LossScaleManager, ScaleState
+from npu_keras.ordering import in_order
+
+
+class InGraph(LossScaleManager):
+    """A manager that keeps its scale in the graph.
+
+    Args:
+        manager: its `get_loss_scale` returns a tensor or a variable of the graph, and its
+            `update_loss_scale` makes the ops that move it.
+    """
+
+    def __init__(self, manager: LossScaleManager) -> None:
+        self.manager = manager
+        self.enable_overflow_check = bool(manager.get_enable_overflow_check())
+
+    def get_loss_scale(self) -> tf.Tensor:
+        """Returns the manager's scale, read here, as a float32 scalar."""
+        return tf.cast(tf.identity(self.manager.get_loss_scale()), tf.float32)
+
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        """Makes the ops that move the scale."""
+        return self.manager.update_loss_scale(finite_grads)
+
+    def initial_state(self) -> ScaleState:
+        """Returns a state whose scale is a stand-in: the manager's has no value yet."""
+        return ScaleState(1.0, 0, 0)
+
+    def next_state(self, state: ScaleState, finite: Any, xp: Any) -> ScaleState:
+        """Moves the manager's scale, then reads it."""
+        moved = in_order(lambda: self.update_loss_scale(finite))
+        with tf.control_dependencies(moved):
+            scale = self.get_loss_scale()
+        good = xp.where(finite, state.good_steps + 1, 0)
+        bad = xp.where(finite, state.bad_steps, state.bad_steps + 1)
+        return ScaleState(scale, good, bad)
+
+    def bind(self, owner: Any) -> None:
+        """Ties the manager to the optimizer."""
+        self.manager.bind(owner)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the manager's constructor arguments, if it has said which."""
+        return self.manager.get_config()
+
+
+def adapted(manager: LossScaleManager | None) -> LossScaleManager | None:
+    """Returns a manager whose state is in the graph as one that `npu_keras` can drive."""
+    if manager is None or type(manager).next_state is not LossScaleManager.next_state:
+        return manager
+    scale = manager.get_loss_scale()
+    in_graph = isinstance(scale, tf.Variable) and not tf.executing_eagerly()
+    return InGraph(manager) if in_graph or tf.is_symbolic_tensor(scale) else manager
+
+
+def original(manager: LossScaleManager) -> LossScaleManager:
+    """Returns the manager that `adapted` was given."""
+    return manager.manager if isinstance(manager, InGraph) else manager

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be told of a loss before it is scaled: is it finite, is it scaled already?"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from npu_keras.scaling import LossScaling
+
+_LONGEST_SEARCH = 200
+
+
+class LossCheck:
+    """Looks at the loss of one `compute_gradients`.
+
+    Args:
+        scaling: the loss scaling of the optimizer.
+    """
+
+    def __init__(self, scaling: LossScaling) -> None:
+        self._scaling = scaling
+        self._finite: tf.Tensor | None = None
+
+    def look_at(self, loss: tf.Tensor) -> None:
+        """Notes whether a loss is finite; warns if the script has scaled it."""
+        self._scaling.scaled_a_loss = True
+        floating = loss if loss.dtype.is_floating else tf.cast(loss, tf.float32)
+        self._finite = tf.reduce_all(tf.math.is_finite(floating))
+        if tf.is_symbolic_tensor(loss) and self._is_scaled(loss):
+            warnings.warn(
+                "The loss depends on the loss scale already, and `compute_gradients` multiplies by "
+                "it once more: gradients would come out too large by that factor. Pass the plain "
+                "loss; leave scaling and unscaling to the optimizer.",
+                stacklevel=5,
+            )
+
+    def forward_finite(self) -> tf.Tensor:
+        """Returns whether the loss was finite, a bool scalar; True if it was not looked at."""
+        return tf.constant(True) if self._finite is None else self._finite
+
+    def _is_scaled(self, loss: tf.Tensor) -> bool:
+        handle = self._scaling.state.loss_scale.handle
+        return any(tensor is handle for tensor in _sources(loss))
+
+
+def _sources(loss: tf.Tensor) -> Iterator[Any]:
+    """Walks back from a scalar through scalars, to what they are read from."""
+    captured = {id(inner): outer for outer, inner in getattr(loss.graph, "captures", ())}
+    waiting, seen = [loss], {id(loss)}
+    while waiting and len(seen) < _LONGEST_SEARCH:
+        tensor = waiting.pop()
+        yield captured.get(id(tensor), tensor)
+        for source in tensor.op.inputs:
+            if source.shape.rank == 0 and id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
