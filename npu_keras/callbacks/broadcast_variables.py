@@ -27,8 +27,8 @@ class BroadcastVariables(Callback):
         root_rank: the rank whose values all take, from 0 to the number of ranks - 1.
 
     Raises:
-        ValueError: at the begin of training, if there is no such rank, or at the first batch if the
-            model has no weights yet.
+        ValueError: for what is no rank; at the begin of training, if there is no such rank, or at
+            the first batch if the model has no weights yet.
         RuntimeError: on every rank, if the models of the ranks differ; names the first variable.
         EngineTimeout: if a rank is missing.
 
@@ -43,6 +43,8 @@ class BroadcastVariables(Callback):
 
     def __init__(self, root_rank: int = 0) -> None:
         super().__init__()
+        if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank < 0:
+            raise ValueError(f"`root_rank` must be a rank, from 0 on. Received: {root_rank=}")
         self.root_rank = root_rank
         self._done = False
 

@@ -55,8 +55,8 @@ def common_variables(model: Any) -> list[Any]:
         model: a built and compiled model.
     """
     known = internals(model)
+    variables = [*model.weights, *optimizer_variables(model)]
     own = [v for layer in known.layers_of(model) for v in known.own_non_trainable_variables(layer)]
     own += known.accumulated_gradients(model.optimizer)
     apart = {id(variable) for variable in own}
-    variables = [*model.weights, *optimizer_variables(model)]
     return [variable for variable in variables if id(variable) not in apart]

@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 
 import npu_keras
-from npu_keras.callbacks import LossScaleLogger
+from npu_keras.callbacks import LossScaleLogger, loss_scale_logger
 from npu_keras.callbacks.forward_state import forward_state
-from npu_keras.callbacks.wording import scale_text, settling_steps, steps_text
+from npu_keras.callbacks.wording import settling_steps
 from npu_keras.event_log import read_events
+from npu_keras.words import scale_text, steps_text
 
 KEYS = [
     "loss_scale",
@@ -333,6 +334,74 @@ def test_tags_of_tensorboard(tmp_path):
     ]
     assert {f"epoch_{key}" for key in KEYS} <= {tag for tag, _ in scalars}
     assert [value for tag, value in scalars if tag == "epoch_skipped_steps"] == [1.0, 2.0]
+
+
+def points(folder):
+    """What the event files of a run hold, by tag: pairs of step and value."""
+    found = {}
+    for path in sorted((folder / "loss_scale").glob("events*")):
+        for record in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in record.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                number = float(tf.make_ndarray(value.tensor))
+                found.setdefault(value.tag, []).append((record.step, number))
+    return found
+
+
+@pytest.mark.parametrize("log_freq, ends", [("epoch", [8, 16]), (4, [4, 8, 12, 16])])
+def test_scalars_of_tensorboard_stand_at_the_steps_of_the_events(tmp_path, log_freq, ends):
+    logger = LossScaleLogger(log_dir=tmp_path, log_freq=log_freq, verbose=0, prefix="my_")
+    model = small_model(scaled_optimizer(every=6), steps_per_execution=4)
+    fit(model, batches(8, bad=[3]), logger, epochs=2)
+    scales = {0: 15, 3: 14, 9: 15, 11: 14}
+    at = sorted({*scales, *ends})
+    scale = [2.0 ** scales[max(s for s in scales if s <= step)] for step in at]
+    skipped = [float((step >= 3) + (step >= 11)) for step in at]
+    assert points(tmp_path) == {
+        "my_loss_scale": list(zip(at, scale, strict=True)),
+        "my_skipped_steps": list(zip(at, skipped, strict=True)),
+        "my_overflow": [(3, 1.0), (9, 0.0), (11, 1.0)],
+    }
+
+
+def test_scalars_that_cannot_be_written_are_reported_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    logger = LossScaleLogger(log_dir=tmp_path / "file", verbose=0)
+    history = fit(small_model(), batches(4, bad=[1]), logger, epochs=2).history
+    assert history["skipped_steps"] == [1.0, 2.0]
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
+    assert warning.startswith(f"TensorBoard's scalars cannot be written to {tmp_path}/file/loss")
+
+
+def test_only_the_rank_that_speaks_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale_logger, "speaks_for_all", lambda optimizer: False)
+    logger = LossScaleLogger(log_dir=tmp_path, jsonl=tmp_path / "events.jsonl")
+    fit(small_model(), batches(2, bad=[1]), logger)
+    assert list(tmp_path.iterdir()) == []
+    assert [record["attempt"] for record in logger.to_records()] == [1]
+
+
+def test_records_are_the_events_of_the_last_training(tmp_path):
+    model, logger = small_model(), LossScaleLogger(verbose=0)
+    assert logger.to_records() == []
+    fit(model, batches(3, bad=[2]), logger, epochs=2)
+    assert [(r["epoch"], r["attempt"]) for r in logger.to_records()] == [(0, 2), (1, 5)]
+    fit(model, batches(3, bad=[3]), logger)
+    (record,) = logger.to_records()
+    assert record == {
+        "attempt": 9,
+        "kind": "back off",
+        "scale_before": 2.0**13,
+        "scale_after": 2.0**12,
+        "bad_variables": 1,
+        "variable": "net/dense/kernel",
+        "infs": 2,
+        "nans": 0,
+        "forward": False,
+        "bad_steps": 1,
+        "rank": None,
+        "epoch": 0,
+    }
 
 
 def printed(capsys, model, data, epochs=1, **kwargs):
