@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from npu_keras.events import Event
 from npu_keras.run_facts import Suspect
-from npu_keras.words import name_text, scale_text, share_text
+from npu_keras.words import counted, name_text, scale_text, share_text
 
 WITHOUT_EVENTS = (
     "If training ran, all is well. Otherwise look whether LossScaleLogger(jsonl=...) was among the "
@@ -27,8 +27,8 @@ def for_healthy(skips: Sequence[Event]) -> tuple[str, ...]:
     lines = ["Nothing. A skipped step changes no weight, and overflows are how a scale is found."]
     if forward:
         lines.append(
-            f"In {len(forward):,} skipped steps, last in step {forward[-1]:,}, the loss itself was "
-            "not finite: if they are few, look for unusual samples in the data."
+            f"In {counted(len(forward), 'skipped step')}, last in step {forward[-1]:,}, the loss "
+            "itself was not finite: if they are few, look for unusual samples in the data."
         )
     return tuple(lines)
 

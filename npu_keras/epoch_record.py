@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_keras.line_reader import bounded_lines
+from npu_keras.words import counted
 
 KEY = "loss_scale"
 _COUNTERS = ("scale_growths", "scale_backoffs", "skipped_steps")
@@ -41,13 +42,8 @@ class EpochRecord(NamedTuple):
         count = len(self.epochs)
         if not count:
             return "Loss scale: no epoch recorded"
-        known = self.skipped is not None
-        steps = f", {self.skipped:,} skipped {_plural('step', self.skipped or 0)}" if known else ""
-        return f"Loss scale: {count:,} {_plural('epoch', count)}{steps}"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+        steps = "" if self.skipped is None else f", {counted(self.skipped, 'skipped step')}"
+        return f"Loss scale: {counted(count, 'epoch')}{steps}"
 
 
 def of_history(history: Any) -> EpochRecord:
@@ -91,7 +87,7 @@ def of_csv(path: str) -> EpochRecord:
         else:
             damaged += 1
     table = np.array(rows, np.float64).reshape(-1, len(wanted))
-    text = f"{damaged:,} {'row' if damaged == 1 else 'rows'} of the file could not be read"
+    text = f"{counted(damaged, 'row')} of the file could not be read"
     return _record(list(table.T), [text] if damaged else [])
 
 

@@ -17,6 +17,8 @@ ROW = 0.46
 """Height of a row with a name of one line, in inches."""
 LINE = 0.15
 """Height of another line of a name, in inches."""
+_FONT_SIZE, _ADVANCE = 8.5, 0.602  # points; width of a character of DejaVu Sans Mono, relative
+_MARGIN = 0.4  # inches
 
 
 def wrapped(name: str, width: float = WIDTH) -> str:
@@ -26,7 +28,7 @@ def wrapped(name: str, width: float = WIDTH) -> str:
         name: the path of a variable; very long ones lose their middle.
         width: of the figure, in inches.
     """
-    longest = int(width * 11.5)
+    longest = int((width - _MARGIN) * 72 / (_FONT_SIZE * _ADVANCE))
     lines = [""]
     for part in name_text(name, longest=3 * longest).split("/"):
         pieces = textwrap.wrap(part, longest, drop_whitespace=False) or [""]
@@ -63,7 +65,7 @@ def write_name(ax: "Axes", name: str, top: float) -> float:
     """
     ax.annotate(
         name, (0, top + 0.04), xycoords=ax.get_yaxis_transform(), xytext=(3, 0),
-        textcoords="offset points", va="top", fontsize=9, color=INK, parse_math=False,
-        linespacing=1.1,
+        textcoords="offset points", va="top", fontsize=_FONT_SIZE, family="monospace", color=INK,
+        parse_math=False, linespacing=1.1, in_layout=False,
     )  # fmt: skip
     return top + 0.22 + LINE * name.count("\n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npu_keras.plot_rows import MOST_ROWS, tops, wrapped, write_name
 from npu_keras.plot_sources import OverflowCounts
 from npu_keras.plot_style import INK, MUTED, VERMILION, add_notes, new_figure, number_counted
-from npu_keras.words import share_text
+from npu_keras.words import counted, share_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +64,8 @@ def draw(counts: OverflowCounts) -> "Figure":
     places, height = tops([row.name for row in rows])
     figure = new_figure(max(height, 0.8) + 1.3)
     (ax,) = figure.axes
-    steps = f"{counts.skipped:,} skipped {'step' if counts.skipped == 1 else 'steps'}"
-    ax.set_title(f"Overflows by variable, in {steps}", loc="left", fontsize=12, pad=8)
+    title = f"Overflows by variable, in {counted(counts.skipped, 'skipped step')}"
+    ax.set_title(title, loc="left", fontsize=12, pad=8)
     ax.grid(axis="y", visible=False)
     ax.set_yticks([])
     ax.set_ylim(max(height, 0.8), 0)

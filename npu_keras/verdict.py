@@ -7,7 +7,7 @@ from typing import NamedTuple
 from npu_keras import advice
 from npu_keras.events import BACK_OFF, Event
 from npu_keras.run_facts import RunFacts
-from npu_keras.words import scale_text, share_text
+from npu_keras.words import counted, scale_text, share_text
 
 HEALTHY = "healthy"
 SETTLING = "settling"
@@ -87,7 +87,7 @@ class _Tail(NamedTuple):
     @property
     def text(self) -> str:
         share = share_text(len(self.skips), self.steps)
-        return f"{len(self.skips):,} of the last {self.steps:,} steps ({share})"
+        return f"{len(self.skips):,} of the last {counted(self.steps, 'step')} ({share})"
 
 
 def _recent(run: RunFacts) -> _Tail:
@@ -110,7 +110,7 @@ def _forward(run: RunFacts, tail: _Tail) -> Verdict | None:
     steady = len(lately) == FEW and all(e.forward for e in lately) and lately[0] in tail.skips
     if not bad or (2 * len(bad) < len(tail.skips) and not steady):
         return None
-    of = f"{len(bad):,} of the last {len(tail.skips):,} skipped steps"
+    of = f"{len(bad):,} of the last {counted(len(tail.skips), 'skipped step')}"
     return Verdict(
         FORWARD,
         f"In {of} the loss itself was infinite or NaN, first in step {bad[0].attempt:,}. "
@@ -182,7 +182,7 @@ def _settling(run: RunFacts) -> Verdict | None:
     return Verdict(
         SETTLING,
         f"The scale came down from {scale_text(first)} to {scale_text(last)} in "
-        f"{len(run.skips):,} skipped steps, up to step {run.skips[-1].attempt:,}{ending}",
+        f"{counted(len(run.skips), 'skipped step')}, up to step {run.skips[-1].attempt:,}{ending}",
         advice.for_settling(last, run.skips),
     )
 

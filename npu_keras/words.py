@@ -17,6 +17,16 @@ def scale_text(scale: float) -> str:
     return f"{scale:.4g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun: `"1 step"`, `"2,000 steps"`.
+
+    Args:
+        count: how many.
+        noun: what, in the singular.
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def share_text(part: int, whole: int) -> str:
     """Returns a share in percent that is never rounded to all or nothing: `"2.5 %"`, `"<0.1 %"`.
 

@@ -54,7 +54,7 @@ def after(start, limit):
 TABLE = {
     "no events": ([], UNKNOWN, "There is no event"),
     "only growths": (run(exponential(), 3500, above(2**30)), HEALTHY, "grew to 2**18"),
-    "one overflow": (run(FixedLossScaleManager(8), 1, above(0)), HEALTHY, "1 of the last 1 steps"),
+    "one overflow": (run(FixedLossScaleManager(8), 1, above(0)), HEALTHY, "1 of the last 1 step ("),
     "usual": (run(exponential(), 9000, above(2**15)), HEALTHY, "2 of the last 1,000 steps (0.2 %)"),
     "coming down": (
         run(exponential(2.0**32), 20, above(2**16)),
@@ -162,7 +162,7 @@ ADVICE = {
     "gradients grow": ["Lower the learning", "net/kernel was the first to overflow in 100 %"],
     "at the default floor": ["net/kernel", "min_loss_scale"],
     "loss not finite": ["data of step 11", "enable_check_numerics"],
-    "loss not finite once, long ago": ["In 1 skipped steps, last in step 5"],
+    "loss not finite once, long ago": ["In 1 skipped step, last in step 5"],
 }
 
 
