@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_keras._upstream import is_usable_here
-from npu_keras.overflow import Finding, no_finding
+from npu_keras.overflow import Finding
 
 
 class Computed(NamedTuple):
@@ -85,11 +85,6 @@ def spread(finding: Finding, positions: Sequence[int], count: int) -> Finding:
 def first_of(first: Finding, second: Finding) -> Finding:
     """Returns the first finding where it is an overflow, else the second."""
     return Finding(*(tf.where(first.overflowed, a, b) for a, b in zip(first, second, strict=True)))
-
-
-def nothing(count: int) -> Finding:
-    """Returns a finding without overflow for `count` variables."""
-    return no_finding(count)
 
 
 def _merged(first: Computed, second: Computed) -> Computed:

@@ -15,15 +15,15 @@ import tensorflow as tf
 from npu_keras import step as order
 from npu_keras._upstream import keeps_order
 from npu_keras.aggregation import GradientAggregation
-from npu_keras.channels import GradientList
+from npu_keras.channels import Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.engines.lane_order import separate
 from npu_keras.nesting import V1, adopt, claim, wrong_optimizer
-from npu_keras.overflow import INF_NAN, SATURATION, OverflowCheck
+from npu_keras.overflow import INF_NAN, SATURATION, Finding, OverflowCheck, no_finding
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
 from npu_keras.unscaling import present_gradients, scale_loss, unscaled
-from npu_keras.v1.findings import Computed, Findings, first_of, nothing, spread
+from npu_keras.v1.findings import Computed, Findings, first_of, spread
 from npu_keras.v1.graph_managers import InGraph, adapted
 from npu_keras.v1.loss_check import LossCheck
 from npu_keras.v1.names import V1Names
@@ -111,28 +111,34 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         own = present_gradients([gradient for gradient, _ in pairs], positions)
         channel = self._reducing_channel(positions)
         sent = channel.outgoing(own)
-        check = self._check()
-        found = check.inspect(sent.gradients, channel.divisor)
         arrived = channel.reduce(sent)
-        summed = check.inspect_aggregate(arrived.gradients) if channel.may_overflow else None
-        count = len(self._trained)
-        own_finding = spread(found, sent.positions, count)
-        aggregate = nothing(count) if summed is None else spread(summed, sent.positions, count)
-        if check.mode == SATURATION:
+        found, aggregate = self._look(channel, sent, arrived)
+        if self._check().mode == SATURATION:
             # What is saturated does not show any more once the scale is out: a NaN does, also in
             # sums of several steps.
-            bad = tf.logical_or(own_finding.overflowed, aggregate.overflowed)
+            bad = tf.logical_or(found.overflowed, aggregate.overflowed)
             scale = tf.where(bad, tf.constant(float("nan")), scale)
         gradients = self._unscaled(arrived, scale)
-        call = Computed(
-            frozenset(sent.positions),
-            own_finding,
-            aggregate,
-            forward_finite,
-            tuple(gradients.values()),
+        returned = tuple(gradients.values())
+        self._findings.add(
+            Computed(frozenset(sent.positions), found, aggregate, forward_finite, returned)
         )
-        self._findings.add(call)
         return [(gradients.get(p), v) for p, (_, v) in zip(positions, pairs, strict=True)]
+
+    def _look(
+        self, channel: Channel, sent: GradientList, arrived: GradientList
+    ) -> tuple[Finding, Finding]:
+        """Returns what is found in this rank's gradients, and in a sum that can overflow."""
+        count = len(self._trained)
+        nothing = no_finding(count)
+        if not self._scaling.manager.enable_overflow_check:
+            return nothing, nothing
+        check = self._check()
+        found = spread(check.inspect(sent.gradients, channel.divisor), sent.positions, count)
+        if not channel.may_overflow:
+            return found, nothing
+        summed = check.inspect_aggregate(arrived.gradients)
+        return found, spread(summed, arrived.positions, count)
 
     def _unscaled(self, arrived: GradientList, scale: tf.Tensor) -> dict[int, Gradient]:
         dtypes = [gradient.dtype for gradient in arrived.gradients]
