@@ -8,7 +8,7 @@ import numpy as np
 
 import npu_keras
 from npu_keras import distribute
-from npu_keras.callbacks import MetricAverage
+from npu_keras.callbacks import ConsistencyCheck, MetricAverage, OverflowGuard
 
 engine = distribute.engine(timeout_s=60)
 RANK = engine.rank
@@ -38,6 +38,7 @@ history = model.fit(
     callbacks=[
         OwnTrend(),
         MetricAverage(),
+        ConsistencyCheck(),
         keras.callbacks.EarlyStopping("val_trend", mode="min", patience=3),
     ],
 ).history
@@ -55,3 +56,23 @@ try:
     metrics.on_epoch_end(0, {"loss": 1.0} if RANK else {"loss": 1.0, "accuracy": 0.5})
 except RuntimeError as error:
     print("error", error, flush=True)
+
+manager = npu_keras.ExponentialUpdateLossScaleManager(2.0**15, 1000, 1, 2, 0.5)
+optimizer = npu_keras.NPUOptimizer(
+    keras.optimizers.SGD(0.1), manager, is_distributed=True, is_loss_scale=True
+)
+model.compile(optimizer, loss="mse", jit_compile=False)
+x, y = constant(40, 0)
+x[5:] += np.float32([0, np.nan][RANK])
+guard = OverflowGuard(max_consecutive_skips=4, action="stop")
+model.fit(x, y, batch_size=1, shuffle=False, verbose=0, callbacks=[guard])
+print("stopped", int(optimizer.attempted_steps), int(optimizer.skipped_steps), flush=True)
+
+check = ConsistencyCheck()
+check.set_model(model)
+check.on_epoch_end(0)
+try:
+    model.layers[0].bias.assign([float(RANK)])
+    check.on_epoch_end(1)
+except RuntimeError as error:
+    print("apart", error, flush=True)

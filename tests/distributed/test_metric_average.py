@@ -47,3 +47,15 @@ def test_the_learning_rate_falls_alike(ranks):
 def test_different_keys_are_named(ranks):
     for output in ranks:
         assert "['accuracy', 'loss'] on rank 0, ['loss'] on rank 1" in said(output, "error")
+
+
+def test_a_guard_stops_both_after_the_same_step(ranks):
+    assert [said(output, "stopped") for output in ranks] == ["10 5"] * 2
+    for output, speaks in zip(ranks, (True, False), strict=True):
+        assert ("OverflowGuard: Step 10, loss scale 2**11: 5 steps in a row" in output) == speaks
+        assert ("Ranks that overflowed: 1." in output) == speaks
+
+
+def test_ranks_that_have_drifted_apart_are_told_where(ranks):
+    for output in ranks:
+        assert "differs is 'sequential/dense/bias': rank 1 has another" in said(output, "apart")
