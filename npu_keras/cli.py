@@ -9,6 +9,8 @@ from collections.abc import Sequence
 # name: (module with `main(argv)`, what it does). Imported when called: most need TensorFlow.
 COMMANDS = {
     "run": ("npu_keras.launcher", "start a script as several ranks"),
+    "report": ("npu_keras.report", "judge the loss scaling of a run by its file of events"),
+    "doctor": ("npu_keras.doctor", "say what can be used here, for a bug report"),
     "demo": ("npu_keras.demo", "train a small model with loss scaling and show what happened"),
 }
 
