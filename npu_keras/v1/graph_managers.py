@@ -23,7 +23,9 @@ class InGraph(LossScaleManager):
 
     def get_loss_scale(self) -> tf.Tensor:
         """Returns the manager's scale, read here, as a float32 scalar."""
-        return tf.cast(tf.identity(self.manager.get_loss_scale()), tf.float32)
+        # A copy, because a reference variable of TensorFlow 1 is written in place.
+        scale = tf.convert_to_tensor(self.manager.get_loss_scale())
+        return tf.cast(tf.raw_ops.DeepCopy(x=scale), tf.float32)
 
     def update_loss_scale(self, finite_grads: Any) -> Any:
         """Makes the ops that move the scale."""

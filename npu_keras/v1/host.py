@@ -183,12 +183,10 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
             if self._scaling.active:
                 flag = tf.identity(decision.finite, name="overflow_status_reduce_all")
                 decision = decision._replace(finite=flag)
-            done = order.settle(
-                step,
-                step.state.scale_state()._replace(loss_scale=self._loss_scale()),
-                decision,
-                [_in_present_scope(self._target().apply_gradients, pairs, global_step)],
-            )
+            before = step.state.scale_state()._replace(loss_scale=self._loss_scale())
+            update = _in_present_scope(self._target().apply_gradients, pairs, global_step)
+            with tf.control_dependencies(list(before)):  # a user's manager writes what is read here
+                done = order.settle(step, before, decision, [update])
         return None if tf.executing_eagerly() else tf.group(*done, name=name or self._name)
 
     def _decision(self, step: order.Step, own: GradientList, call: Computed | None) -> Decision:

@@ -106,5 +106,6 @@ class Loop:
             for name in self.optimizer.get_slot_names()
             for variable in self.variables
         ]
+        slots = [slot for slot in slots if slot is not None]
         others = [v for v in self.optimizer.variables() if "power" in v.name]
         return self.read([*self.variables, *slots, *others, self.global_step])
