@@ -175,8 +175,10 @@ class CheckedBefore(NamedTuple):
 
 def no_finding(gradient_count: int) -> Finding:
     """The finding of gradients that nobody looks at."""
-    zeros = tf.zeros((gradient_count,), tf.int64)
-    return Finding(tf.constant(False), zeros, zeros)
+    # Two tensors: Grappler of TensorFlow 2.21.0 breaks the sum of a constant with itself in a
+    # conditional of `tf.compat.v1`.
+    infs, nans = (tf.zeros((gradient_count,), tf.int64) for _ in range(2))
+    return Finding(tf.constant(False), infs, nans)
 
 
 def _is_suspicious(gradients: Sequence[Gradient]) -> tf.Tensor:

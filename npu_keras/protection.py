@@ -106,4 +106,8 @@ def _assign(target: tf.Variable, source: tf.Variable) -> None:
 
 
 def _copy(target: tf.Variable, source: tf.Variable) -> None:
-    target.assign(source)
+    value: Any = source
+    if source.dtype != source.dtype.base_dtype:
+        # A reference variable of TensorFlow 1: it is written in place, where others see it.
+        value = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(source))
+    target.assign(value)
