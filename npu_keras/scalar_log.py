@@ -2,6 +2,9 @@
 """The loss scale in TensorBoard: points at the steps at which something happened."""
 
 import logging
+import os
+import platform
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +21,8 @@ _logger = logging.getLogger("npu_keras")
 class ScalarLog:
     """Writes scalars for TensorBoard; a folder that cannot be written is reported once.
 
-    Only TensorFlow is needed, TensorBoard itself to look at them.
+    The file holds what `tf.summary.scalar` would write. That function takes one or two milliseconds
+    a point (TensorFlow 2.21.0), and exists only where TensorBoard is installed.
 
     Args:
         log_dir: TensorBoard's folder; the run in it is called `loss_scale`.
@@ -28,12 +32,10 @@ class ScalarLog:
     def __init__(self, log_dir: str | Path, prefix: str = "") -> None:
         self.path = Path(log_dir) / RUN
         self._prefix = prefix
-        self._writer: tf.summary.SummaryWriter | None = None
-        self._failed = False
+        self._writer: tf.io.TFRecordWriter | None = None
 
     def open(self) -> None:
         """Begins a file of its own for this training."""
-        self._failed = False
         self._attempt(self._create)
 
     def append(self, before: Snapshot, events: Sequence[Event], after: Snapshot) -> None:
@@ -51,52 +53,53 @@ class ScalarLog:
         """Ends the file."""
         if self._writer is not None:
             self._attempt(self._writer.close)
-            self._writer = None
+        self._writer = None
 
     def _create(self) -> None:
-        self._writer = tf.summary.create_file_writer(str(self.path))
+        tf.io.gfile.makedirs(str(self.path))
+        seconds, rest = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds:010}.{platform.node()}.{os.getpid()}.{rest}"
+        self._writer = tf.io.TFRecordWriter(str(self.path / name))
+        self._record(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, before: Snapshot, events: Sequence[Event], after: Snapshot) -> None:
-        assert self._writer is not None
+        if self._writer is None:
+            return
         # Events that were overwritten before they were read came first.
         skipped = after.skipped_steps - sum(event.skipped for event in events)
-        with self._writer.as_default():
-            if before.attempted_steps == 0:
-                self._points(0, before.loss_scale, before.skipped_steps)
-            for event in events:
-                skipped += event.skipped
-                self._points(event.attempt, event.scale_after, skipped)
-                self._point("overflow", event.skipped, event.attempt)
-            if not events or events[-1].attempt < after.attempted_steps:
-                self._points(after.attempted_steps, after.loss_scale, after.skipped_steps)
+        if before.attempted_steps == 0:
+            self._points(0, loss_scale=before.loss_scale, skipped_steps=before.skipped_steps)
+        for event in events:
+            skipped += event.skipped
+            scale, overflow = event.scale_after, event.skipped
+            self._points(event.attempt, loss_scale=scale, skipped_steps=skipped, overflow=overflow)
+        last = after.attempted_steps
+        if not events or events[-1].attempt < last:
+            self._points(last, loss_scale=after.loss_scale, skipped_steps=after.skipped_steps)
         self._writer.flush()
 
-    def _points(self, step: int, loss_scale: float, skipped_steps: int) -> None:
-        self._point("loss_scale", loss_scale, step)
-        self._point("skipped_steps", skipped_steps, step)
+    def _points(self, step: int, **values: float) -> None:
+        summary = tf.compat.v1.Summary()
+        for tag, value in values.items():
+            point = summary.value.add(tag=self._prefix + tag)
+            point.tensor.dtype = tf.float32.as_datatype_enum
+            point.tensor.float_val.append(value)
+            point.metadata.plugin_data.plugin_name = "scalars"
+            point.metadata.data_class = 1  # DATA_CLASS_SCALAR
+        self._record(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
 
-    def _point(self, tag: str, value: float, step: int) -> None:
-        tf.summary.write(
-            self._prefix + tag, tf.constant(float(value)), step=step, metadata=_scalar_metadata()
-        )
+    def _record(self, event: tf.compat.v1.Event) -> None:
+        assert self._writer is not None
+        self._writer.write(event.SerializeToString())
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        if self._failed:
-            return
         try:
-            with tf.init_scope():
-                action()
+            action()
         except (OSError, tf.errors.OpError) as error:
-            self._failed = True
+            self._writer = None
+            reason = getattr(error, "message", None) or getattr(error, "strerror", None)
             _logger.warning(
                 "TensorBoard's scalars cannot be written to %s (%s). Training goes on without.",
                 self.path,
-                getattr(error, "message", None) or getattr(error, "strerror", None) or error,
+                reason or error,
             )
-
-
-def _scalar_metadata() -> tf.compat.v1.SummaryMetadata:
-    # What `tf.summary.scalar` writes, which exists only where TensorBoard is installed.
-    metadata = tf.compat.v1.SummaryMetadata(data_class=1)
-    metadata.plugin_data.plugin_name = "scalars"
-    return metadata
