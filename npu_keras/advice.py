@@ -117,13 +117,20 @@ def for_forward(skips: Sequence[Event]) -> tuple[str, ...]:
 
 def _one_variable(suspects: Sequence[Suspect]) -> tuple[str, ...]:
     total = sum(suspect.steps for suspect in suspects)
-    if not suspects or 2 * suspects[0].steps <= total:
-        return ()
-    share = share_text(suspects[0].steps, total)
-    return (
-        f"{name_text(suspects[0].variable)} was the first to overflow in {share} of the skipped "
-        "steps: compute its layer in float32 (dtype='float32'), or look at its initialiser.",
-    )
+    alone = max(suspects, key=lambda suspect: suspect.alone, default=None)
+    if alone is not None and 2 * alone.alone > total:
+        return (
+            f"{name_text(alone.variable)} overflowed alone in {share_text(alone.alone, total)} of "
+            "the skipped steps: compute its layer in float32 (dtype='float32'), or look at its "
+            "initialiser.",
+        )
+    if suspects and 2 * sum(suspect.alone for suspect in suspects) <= total:
+        return (
+            "In most of the skipped steps several variables overflowed, which begins in a late "
+            "layer or in the loss and goes on to all layers before: "
+            "optimizer.journal.overflows_by_variable() counts every one.",
+        )
+    return ()
 
 
 def _nan_only(skips: Sequence[Event]) -> tuple[str, ...]:

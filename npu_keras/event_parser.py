@@ -8,6 +8,8 @@ from typing import Any
 from npu_keras.events import KINDS, Event
 
 _LARGEST = 2**63 - 1  # of the counters in the optimizer
+_TINY, _HUGE = 2.0**-149, 2.0**128  # of float32
+_SCALE_LIMITS = (0.0, float("inf"))  # which a manager of the user's own may reach
 
 
 def parsed(line: str) -> Event | None:
@@ -35,8 +37,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_scale(value: Any) -> bool:
-    number = isinstance(value, float) or (_is_count(value))
-    return number and value >= 0  # not NaN
+    number = isinstance(value, float) or _is_count(value)
+    return number and (value in _SCALE_LIMITS or _TINY <= value <= _HUGE)  # not NaN
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {

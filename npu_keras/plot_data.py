@@ -143,6 +143,15 @@ def _points(x: Sequence[float], y: Sequence[float]) -> Points:
 
 
 def _drawable(points: Points) -> Points:
-    """A scale of 0 or infinity, which only a manager of the user's own reaches, has no log2."""
-    good = np.isfinite(points.y) & (points.y > 0)
+    good = is_drawable(points.y)
     return Points(points.x[good], points.y[good])
+
+
+def is_drawable(scales: np.ndarray) -> np.ndarray:
+    """Returns which scales have a place on a log2 axis: those of float32, without 0 and infinity.
+
+    Args:
+        scales: float64 array.
+    """
+    # Only a manager of the user's own, or a damaged file, has others.
+    return (scales >= 2.0**-149) & (scales < 2.0**128)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_keras.epoch_record import EpochRecord
-from npu_keras.plot_data import INTERVALS
+from npu_keras.plot_data import INTERVALS, is_drawable
 from npu_keras.plot_steps import MOST_MARKS, MOST_POINTS, MOST_TICKS, set_scale_range
 from npu_keras.plot_style import (
     BLUE,
@@ -41,7 +41,7 @@ def draw(record: EpochRecord) -> "Figure":
     ax.set_ylabel("loss scale (log2 axis)", fontsize=11)
     ax.set_xlabel("epoch, at its end", fontsize=11)
     ax.set_yscale("log", base=2)
-    visible = np.isfinite(record.scales) & (record.scales > 0)
+    visible = is_drawable(record.scales)
     if not visible.any():
         ax.set_xticks([])
         ax.set_yticks([])

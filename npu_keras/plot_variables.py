@@ -95,7 +95,10 @@ def _bar(ax: "Axes", row: Row, y: float) -> None:
 
 def _explained(counts: OverflowCounts) -> list[str]:
     if counts.first_only:
-        return ["events name the first variable of a step; the optimizer itself counts all"]
+        return [
+            "events name the first variable of a step, in the order of the model; the optimizer "
+            "counts all"
+        ]
     clean = sum(not n for n in counts.counts.values())
     notes = [f"{clean:,} of {len(counts.counts):,} variables never overflowed"] if clean else []
     overlapping = sum(counts.counts.values()) > counts.skipped

@@ -84,7 +84,7 @@ def text(report: Report) -> str:
     lines += [f"{what:<28}{number}" for what, number in facts.rows()]
     suspects = facts.suspects()
     if suspects:
-        lines += ["", "First to overflow:"]
+        lines += ["", "First to overflow, in the order of the model:"]
         for one in suspects[:_WORST]:
             share = share_text(one.steps, len(facts.skips))
             lines.append(f"{one.steps:>8,} ({share})  {name_text(one.variable)}")
@@ -113,7 +113,7 @@ def _figures(events: Sequence[Event]) -> list[Figure]:
         return []
     drawn = [("The loss scale, step by step", plot_loss_scale(events))]
     if any(event.skipped for event in events):
-        drawn.append(("Variables that overflowed first", plot_overflow_by_variable(events)))
+        drawn.append(("Variables that overflowed", plot_overflow_by_variable(events)))
     figures = []
     for title, figure in drawn:
         file = io.BytesIO()

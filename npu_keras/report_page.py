@@ -136,6 +136,7 @@ def _variables(facts: RunFacts) -> list[str]:
         f'<th scope="col"{kind}>{escape(what)}</th>'
         for what, kind in (
             ("variable", ""), ("skipped steps", ' class="number"'),
+            ("alone", ' class="number"'),
             ("first and last", ' class="number"'),
         )
     )  # fmt: skip
@@ -144,7 +145,9 @@ def _variables(facts: RunFacts) -> list[str]:
     rest = [f'<p class="notes">And {more:,} more variables.</p>'] if more > 0 else []
     return [
         "<h2>Worst variables</h2>",
-        '<p class="notes">A step counts for the first variable that overflowed in it.</p>',
+        '<p class="notes">A step counts for its first variable that overflowed, in the order of '
+        "the model. An overflow goes on to all layers before the one where it begins; a variable "
+        "that overflows alone is where it begins.</p>",
         f'<table class="variables"><thead><tr>{head}</tr></thead><tbody>',
         f"{rows}</tbody></table>",
         *rest,
@@ -157,6 +160,7 @@ def _row(suspect: Suspect, skipped: int) -> str:
     return (
         f'<tr><td class="name">{escape(name_text(suspect.variable, _NAME))}</td>'
         f'<td class="number">{suspect.steps:,} ({escape(share)})</td>'
+        f'<td class="number">{suspect.alone:,}</td>'
         f'<td class="number">{suspect.first:,}{last}</td></tr>'
     )
 

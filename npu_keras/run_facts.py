@@ -11,17 +11,22 @@ from npu_keras.words import scale_text, share_text
 
 
 class Suspect(NamedTuple):
-    """A variable that was the first to overflow.
+    """A variable that was the first to overflow, in the order of the model.
+
+    An overflow goes on to the gradients of all layers before the one where it began, so the first
+    variable of many is rarely where it began; a variable that overflows alone is.
 
     Attributes:
         variable: its path.
         steps: number of skipped steps in which it was the first.
+        alone: number of those in which it was the only one.
         first: the first of them.
         last: the last of them.
     """
 
     variable: str
     steps: int
+    alone: int
     first: int
     last: int
 
@@ -57,11 +62,11 @@ class RunFacts:
 
     def suspects(self) -> list[Suspect]:
         """Returns the variables that were the first to overflow, worst first."""
-        steps: dict[str, list[int]] = {}
+        named: dict[str, list[Event]] = {}
         for event in self.skips:
             if event.variable is not None:
-                steps.setdefault(event.variable, []).append(event.attempt)
-        found = [Suspect(name, len(all_), all_[0], all_[-1]) for name, all_ in steps.items()]
+                named.setdefault(event.variable, []).append(event)
+        found = [_suspect(variable, events) for variable, events in named.items()]
         return sorted(found, key=lambda suspect: (-suspect.steps, suspect.variable))
 
     def rows(self) -> list[tuple[str, str]]:
@@ -94,3 +99,8 @@ class RunFacts:
 
     def _with_share(self, count: int) -> str:
         return f"{count:,} ({share_text(count, self.attempts)})" if count else "0"
+
+
+def _suspect(variable: str, events: Sequence[Event]) -> Suspect:
+    alone = sum(event.bad_variables == 1 for event in events)
+    return Suspect(variable, len(events), alone, events[0].attempt, events[-1].attempt)

@@ -20,6 +20,8 @@ NOT_EVENTS = [
     {"kind": ["skip"]},
     {"scale_before": -1.0},
     {"scale_after": float("nan")},
+    {"scale_after": 1e300},
+    {"scale_after": 1e-300},
     {"scale_after": None},
     {"scale_after": 10**400},
     {"variable": 3},

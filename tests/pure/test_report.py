@@ -82,7 +82,7 @@ def test_the_page_has_everything_in_order_and_escaped(file):
     wanted = [
         "Loss scale of <i>events.jsonl", "↘ Settling",
         "2 lines of the file are damaged and left out (4, 14)", "Numbers", "12 (52.2 %)",
-        "The loss scale, step by step", "Variables that overflowed first", "Worst variables",
+        "The loss scale, step by step", "Variables that overflowed", "Worst variables",
         HOSTILE[0], "What to try",
     ]  # fmt: skip
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")

@@ -159,7 +159,7 @@ ADVICE = {
     "coming down": ["start at 2**22"],
     "grows too often": ["raise incr_every_n_steps", "max_loss_scale=2**15,", "net/kernel"],
     "fixed and too high": ["ExponentialUpdateLossScaleManager in the place", "2**19 or less"],
-    "gradients grow": ["Lower the learning", "net/kernel was the first to overflow in 100 %"],
+    "gradients grow": ["Lower the learning", "net/kernel overflowed alone in 100 %"],
     "at the default floor": ["net/kernel", "min_loss_scale"],
     "loss not finite": ["data of step 11", "enable_check_numerics"],
     "loss not finite once, long ago": ["In 1 skipped step, last in step 5"],
@@ -178,10 +178,14 @@ def test_nan_without_infinity_is_pointed_out():
     assert "NaN but no infinity" in judge(events).advice[0]
 
 
-def test_no_variable_is_accused_without_a_majority():
+def test_no_variable_is_accused_without_a_majority_or_of_what_began_elsewhere():
     events = run(exponential(every=10), 900, above(2**15))
-    events = [e._replace(variable=f"layer{e.attempt % 3}/kernel") for e in events]
-    assert "kernel" not in "".join(judge(events).advice)
+    spread = [e._replace(variable=f"layer{e.attempt % 3}/kernel") for e in events]
+    assert "kernel" not in "".join(judge(spread).advice)
+    several = [e._replace(bad_variables=9) for e in events]
+    text = "".join(judge(several).advice)
+    assert "kernel" not in text
+    assert "several variables overflowed" in text
 
 
 def test_numbers():
@@ -204,5 +208,5 @@ def test_numbers():
         "skipped, loss not finite": "1",
         "overflows by rank": "2 on rank 1, 1 on rank 0",
     }
-    assert RunFacts(events).suspects() == [Suspect("a", 2, 1, 10), Suspect("b", 1, 2, 2)]
+    assert RunFacts(events).suspects() == [Suspect("a", 2, 1, 1, 10), Suspect("b", 1, 1, 2, 2)]
     assert dict(RunFacts([], 50).rows())["steps tried"] == "50"
