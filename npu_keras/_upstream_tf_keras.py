@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.optimizers.utils import all_reduce_sum_gradients
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -80,8 +81,7 @@ def updates_all_at_once(optimizer: Any) -> bool:
 
 def aggregates_by_itself(optimizer: Any) -> bool:
     """Whether a legacy optimizer was given a way of its own to sum over replicas (2.21.0)."""
-    default = tf_keras.optimizers.legacy.SGD().gradient_aggregator
-    return is_legacy(optimizer) and optimizer.gradient_aggregator is not default
+    return is_legacy(optimizer) and optimizer.gradient_aggregator is not all_reduce_sum_gradients
 
 
 def apply_unaggregated(optimizer: Any, apply_gradients: Any, pairs: Any) -> None:
@@ -102,7 +102,3 @@ def fresh_children(optimizer: Any, children: Any, save_type: str, **kwargs: Any)
     """
     vars(optimizer).pop("_coalesced_children", None)
     return children(save_type, **kwargs)
-
-
-CallableList = type(tf_keras.optimizers.SGD().variables)
-"""A list that may be called as well, for `optimizer.variables()` (tf_keras 2.21.0)."""

@@ -27,6 +27,7 @@ from npu_keras.loss_scale import LossScaleManager
 from npu_keras.overflow import CheckedBefore, OverflowCheck
 from npu_keras.scaling import LossScaling
 from npu_keras.sparse import Gradient
+from npu_keras.state import readable
 from npu_keras.unscaling import present_gradients
 
 logger = logging.getLogger("npu_keras")
@@ -62,17 +63,17 @@ class StepMixin:
     @property
     def loss_scale(self) -> Any:
         """float32 scalar variable: the factor on the loss of the next step."""
-        return self._scaling.state.loss_scale
+        return readable(self._scaling.state.loss_scale)
 
     @property
     def good_steps(self) -> Any:
         """Integer scalar variable: consecutive finite steps since the scale last moved."""
-        return self._scaling.state.good_steps
+        return readable(self._scaling.state.good_steps)
 
     @property
     def bad_steps(self) -> Any:
         """Integer scalar variable: overflows since the scale last moved."""
-        return self._scaling.state.bad_steps
+        return readable(self._scaling.state.bad_steps)
 
     @property
     def initial_scale(self) -> float:
@@ -87,17 +88,17 @@ class StepMixin:
     @property
     def attempted_steps(self) -> Any:
         """Integer scalar variable: steps tried, skipped ones included."""
-        return self._scaling.state.attempted_steps
+        return readable(self._scaling.state.attempted_steps)
 
     @property
     def skipped_steps(self) -> Any:
         """Integer scalar variable: steps skipped because of an overflow."""
-        return self._scaling.state.skipped_steps
+        return readable(self._scaling.state.skipped_steps)
 
     @property
     def last_step_finite(self) -> Any:
         """bool scalar variable: whether the last step was applied (True before the first)."""
-        return self._scaling.state.last_step_finite
+        return readable(self._scaling.state.last_step_finite)
 
     @property
     def journal(self) -> Journal:
@@ -209,12 +210,15 @@ class StepMixin:
         scaling = self._scaling
         return order.Step(
             manager=scaling.manager,
-            check=OverflowCheck(scaling.mode, self._compute_dtype()),
+            check=self._check(),
             state=scaling.state,
             protection=scaling.protection,
             channel=channel,
             overlap_tail=self._overlaps_tail and self._tail_is_free(channel),
         )
+
+    def _check(self) -> OverflowCheck:
+        return OverflowCheck(self._scaling.mode, self._compute_dtype())
 
     def _tail_is_free(self, channel: Channel) -> bool:
         obstacle = self._tail_obstacle()
@@ -254,8 +258,7 @@ class StepMixin:
         self._scaling.scaled_a_loss = True  # warn once
         warnings.warn(
             f"{type(self).__name__} divides gradients by the loss scale, but no loss went through "
-            "its `scale_loss`, so updates come out too small by that factor. In a custom "
-            "`train_step` or tape loop write `loss = optimizer.scale_loss(loss)` inside the tape.",
+            f"its `scale_loss`, so updates come out too small by that factor. {self._how_to_scale}",
             stacklevel=4,
         )
 

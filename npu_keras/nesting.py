@@ -57,6 +57,11 @@ def claim(opt: Any, owner: Any) -> None:
     _owners[opt] = weakref.ref(owner)
 
 
+def was_claimed(opt: Any) -> bool:
+    """Whether an inner optimizer has, or had, a wrapper of this package."""
+    return opt in _owners
+
+
 def _owned(opt: Any) -> bool:
     return opt in _owners and _owners[opt]() is not None
 

@@ -116,3 +116,12 @@ def native(variable: Any) -> Any:
     """Returns the TensorFlow variable behind a Keras 3 variable, others as they are."""
     # The `value` of a TensorFlow variable is a method.
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+
+
+def readable(variable: Any) -> Any:
+    """Returns the variable, or its value if it is one of several replicas and cannot be a number.
+
+    The variables of Keras 3 hosts can, see `StateVariable`; those of TensorFlow cannot.
+    """
+    mirrored = isinstance(variable, tf.distribute.DistributedValues)
+    return tf.convert_to_tensor(variable) if mirrored else variable
