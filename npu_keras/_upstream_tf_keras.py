@@ -76,7 +76,8 @@ def updates_all_at_once(optimizer: Any) -> bool:
     if is_legacy(optimizer):
         return type(optimizer)._prepare is not tf_keras.optimizers.legacy.Optimizer._prepare
     own = type(optimizer)._internal_apply_gradients
-    return own is not tf_keras.optimizers.Optimizer._internal_apply_gradients
+    nadam = isinstance(optimizer, tf_keras.optimizers.Nadam)  # counts its calls in Python
+    return nadam or own is not tf_keras.optimizers.Optimizer._internal_apply_gradients
 
 
 def aggregates_by_itself(optimizer: Any) -> bool:

@@ -17,6 +17,7 @@ from npu_keras._upstream_tf_keras import (
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_keras.mixins import StepMixin
+from npu_keras.saved_state import SavedByPosition
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
 from npu_keras.state import VariableSpec
@@ -38,7 +39,7 @@ class _Constructed(type(_LossScaleOptimizer)):  # type: ignore[misc]
         return type.__call__(cls, *args, **kwargs)
 
 
-class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
+class TfKerasHost(SavedByPosition, StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
     """A tf_keras optimizer whose `minimize` and `apply_gradients` are loss-scaled steps.
 
     It is a `tf_keras.mixed_precision.LossScaleOptimizer` by `isinstance`, because `compile` wraps
@@ -56,6 +57,7 @@ class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
     )
     _built_with: Sequence[Any] | None = None
     _unscaled_some = True
+    _told_unscaled = False
 
     def _init_host(
         self, scaling: tuple[Any, str] = UNSCALED, aggregation: GradientAggregation | None = None
@@ -100,9 +102,6 @@ class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
             self._target()._create_all_weights(variables)
         else:
             self._target().build(variables)
-
-    def _load_pending(self) -> None:
-        """Loads what was read from a file before there were variables."""
 
     @property
     def dynamic(self) -> bool:
@@ -244,7 +243,7 @@ class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
             ValueError: if there is no gradient at all, or a variable is unknown.
         """
         pairs = list(grads_and_vars)
-        if not self._unscaled_some and self._scaling.active:
+        if not (self._unscaled_some or self._told_unscaled) and self._scaling.active:
             self._warn_never_unscaled()
         aggregated = skip_gradients_aggregation or not experimental_aggregate_gradients
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
@@ -262,7 +261,7 @@ class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
         self._take_step(gradients, variables, **kwargs)
 
     def _warn_never_unscaled(self) -> None:
-        self._unscaled_some = True  # warn once
+        self._told_unscaled = True
         warnings.warn(
             f"The loss went through `get_scaled_loss` of {type(self).__name__}, but its gradients "
             "did not go through `get_unscaled_gradients` before `apply_gradients`, so updates come "
@@ -317,6 +316,9 @@ class TfKerasHost(StepMixin, _LossScaleOptimizer, metaclass=_Constructed):
 
     def _trained_variables(self) -> list[Any]:
         return list(self._built_with or ())
+
+    def _stored_variables(self) -> list[Any]:
+        return self._own_variables()
 
     def _own_variables(self) -> list[Any]:
         variables = self.variables

@@ -2,6 +2,7 @@
 """The tf_keras mixins: loss scaling and gradient aggregation for optimizer classes of your own."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,6 +59,13 @@ class TfKerasMixin(TfKerasHost):
         else:
             setattr(self, name, variable)
             self._variables.append(variable)
+
+    def _create_all_weights(self, var_list: Sequence[Any]) -> None:
+        # How a legacy optimizer is built: by its own `apply_gradients`, and for an .h5 file.
+        if self.built:
+            super(_LossScaleOptimizer, self)._create_all_weights(var_list)
+        else:
+            self.build(var_list)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the optimizer class, JSON-safe."""

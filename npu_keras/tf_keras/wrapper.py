@@ -145,9 +145,6 @@ class TfKerasWrapper(SavedAroundInner, TfKerasHost, tf_keras.optimizers.Optimize
         """Excludes variables from the inner optimizer's weight decay; see tf_keras."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
-    def _load_pending(self) -> None:
-        SavedAroundInner._load_pending(self)
-
     def _stored_variables(self) -> list[Any]:
         # tf_keras walks on to a new optimizer inside and stores that, but not to a legacy one.
         inner = self.inner_optimizer

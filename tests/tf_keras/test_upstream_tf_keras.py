@@ -51,7 +51,7 @@ def test_what_a_forward_pass_writes_is_found():
         tf_keras.layers.Dense(1),
     ]
     model = tf_keras.Sequential(layers)
-    assert [layer.name for layer in upstream.layers_of(model)][1:3] == ["frozen", "norm"]
+    assert {"frozen", "norm"} < {layer.name for layer in upstream.layers_of(model)}
     assert upstream.own_non_trainable_variables(layers[0]) == []
     assert len(upstream.own_non_trainable_variables(layers[1])) == 2
     model.compile("sgd", "mse")
