@@ -3,6 +3,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ COMMANDS = {
     "doctor": ("npu_keras.doctor", "say what can be used here, for a bug report"),
     "demo": ("npu_keras.demo", "train a small model with loss scaling and show what happened"),
 }
+
+
+_BROKEN_PIPE = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and argv[0] in COMMANDS:
         module = importlib.import_module(COMMANDS[argv[0]][0])
-        return int(module.main(argv[1:]) or 0)
+        try:
+            status = int(module.main(argv[1:]) or 0)
+            sys.stdout.flush()
+        except BrokenPipeError:  # of `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            return _BROKEN_PIPE
+        return status
     parser = _parser()
     parser.parse_args(argv)  # only help and errors are left
     parser.print_help()

@@ -43,3 +43,17 @@ def test_tensorflow_is_not_imported(arguments):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert not {"tensorflow", "keras", "tf_keras"} & imported
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    script = """
+import sys, types
+from npu_keras import cli
+sys.modules["npu_keras.demo"] = types.SimpleNamespace(main=lambda argv: print("x" * 99_999))
+sys.exit(cli.main(["demo"]))
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run([sys.executable, "-c", script], stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (141, b"")
