@@ -193,7 +193,11 @@ def _too_high(run: RunFacts, tail: _Tail) -> Verdict | None:
     if not run.growths and run.attempts - run.skips[-1].attempt >= QUIET:
         return None
     moves = bool(run.growths or run.back_offs)
-    how = "it grows back to where it overflows too often" if moves else "the scale does not move"
+    how = (
+        "the scale grows back too often to where it overflows"
+        if moves
+        else "the scale does not move"
+    )
     return Verdict(
         TOO_HIGH,
         f"{tail.text} were skipped: {how}.",

@@ -69,7 +69,7 @@ TABLE = {
     "grows too often": (
         run(exponential(every=10), 900, above(2**15)),
         TOO_HIGH,
-        "150 of the last 900 steps (16.7 %) were skipped: it grows back",
+        "150 of the last 900 steps (16.7 %) were skipped: the scale grows back",
     ),
     "fixed and too high": (
         run(FixedLossScaleManager(2**20), 40, above(2**16)),
