@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_keras.gradient_range import NEAR_OVERFLOW_EXPONENT, SMALLEST_EXPONENT, GradientRange
-from npu_keras.plot_rows import MOST_ROWS, tops, wrapped, write_name
-from npu_keras.plot_style import BLUE, INK, MUTED, VERMILION, add_notes, new_figure
+from npu_keras.plot_rows import MOST_ROWS, row_figure, tops, wrapped, write_name
+from npu_keras.plot_style import BLUE, INK, MUTED, VERMILION, add_notes
 from npu_keras.words import scale_text
 
 if TYPE_CHECKING:
@@ -34,19 +34,11 @@ def draw(report: GradientRange) -> "Figure":
     chosen = _chosen(report)
     names = [wrapped(report.variables[index], width=5.6) for index in chosen]
     places, height = tops(names)
-    figure = new_figure(max(height, 0.8) + 1.5)
-    (ax,) = figure.axes
-    ax.set_title(
-        f"Gradients and what float16 holds at a loss scale of {scale_text(report.loss_scale)}",
-        loc="left", fontsize=12, pad=22,
-    )  # fmt: skip
-    ax.grid(axis="y", visible=False)
-    ax.set_yticks([])
-    ax.set_ylim(max(height, 0.8), 0)
+    held = f"what float16 holds at a loss scale of {scale_text(report.loss_scale)}"
+    figure = row_figure(f"Gradients and {held}", 22, height, "nothing sampled yet")
     if not chosen:
-        ax.set_xticks([])
-        ax.text(0.5, 0.5, "nothing sampled yet", transform=ax.transAxes, ha="center", color=MUTED)
         return figure
+    (ax,) = figure.axes
     _draw_window(ax, report, _set_magnitudes(ax, report))
     for index, name, top in zip(chosen, names, places, strict=True):
         foot = write_name(ax, name, top)

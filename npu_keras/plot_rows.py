@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from npu_keras.plot_style import INK, WIDTH
+from npu_keras.plot_style import INK, MUTED, WIDTH, new_figure
 from npu_keras.words import name_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_ROWS = 20
 """More rows are not read."""
@@ -53,6 +54,28 @@ def tops(names: Sequence[str]) -> tuple[list[float], float]:
         found.append(y)
         y += ROW + LINE * name.count("\n")
     return found, y
+
+
+def row_figure(title: str, pad: float, height: float, empty: str) -> "Figure":
+    """Returns a figure for rows, whose y is in inches and grows downwards.
+
+    Args:
+        title: its title.
+        pad: space below the title, in points.
+        height: of all rows, in inches.
+        empty: what to say when there is no row.
+    """
+    inches = max(height, 0.8)
+    figure = new_figure(inches + 1.4)
+    (ax,) = figure.axes
+    ax.set_title(title, loc="left", fontsize=12, pad=pad)
+    ax.grid(axis="y", visible=False)
+    ax.set_yticks([])
+    ax.set_ylim(inches, 0)
+    if not height:
+        ax.set_xticks([])
+        ax.text(0.5, 0.5, empty, transform=ax.transAxes, ha="center", color=MUTED)
+    return figure
 
 
 def write_name(ax: "Axes", name: str, top: float) -> float:

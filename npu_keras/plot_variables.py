@@ -3,9 +3,9 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from npu_keras.plot_rows import MOST_ROWS, tops, wrapped, write_name
+from npu_keras.plot_rows import MOST_ROWS, row_figure, tops, wrapped, write_name
 from npu_keras.plot_sources import OverflowCounts
-from npu_keras.plot_style import INK, MUTED, VERMILION, add_notes, new_figure, number_counted
+from npu_keras.plot_style import INK, VERMILION, add_notes, number_counted
 from npu_keras.words import counted, share_text
 
 if TYPE_CHECKING:
@@ -62,17 +62,11 @@ def draw(counts: OverflowCounts) -> "Figure":
     """
     rows = rows_of(counts)
     places, height = tops([row.name for row in rows])
-    figure = new_figure(max(height, 0.8) + 1.3)
-    (ax,) = figure.axes
     title = f"Overflows by variable, in {counted(counts.skipped, 'skipped step')}"
-    ax.set_title(title, loc="left", fontsize=12, pad=8)
-    ax.grid(axis="y", visible=False)
-    ax.set_yticks([])
-    ax.set_ylim(max(height, 0.8), 0)
+    figure = row_figure(title, 8, height, "no overflow recorded")
     if not rows:
-        ax.set_xticks([])
-        ax.text(0.5, 0.5, "no overflow recorded", transform=ax.transAxes, ha="center", color=MUTED)
         return figure
+    (ax,) = figure.axes
     what = "was the first to overflow" if counts.first_only else "overflowed"
     ax.set_xlabel(f"skipped steps in which the variable {what} (share of all)", fontsize=11)
     for row, top in zip(rows, places, strict=True):
