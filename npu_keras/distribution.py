@@ -16,7 +16,6 @@ from npu_keras._upstream import in_xla
 from npu_keras.channels import GradientList
 from npu_keras.gradient_range import GradientRange
 from npu_keras.journal import read
-from npu_keras.startup import variable_name
 from npu_keras.state import StepState, native
 from npu_keras.unscaling import unscaled
 
@@ -33,12 +32,13 @@ class GradientObserver:
     Give it to `optimizer.observe` before the step is traced.
 
     Args:
-        variables: the trained variables, in the optimizer's order.
+        names: the paths of the trained variables.
+        variables: these variables, in the optimizer's order.
         every: looks at each attempted step whose number, counted from 0, is a multiple of this.
     """
 
-    def __init__(self, variables: Sequence[Any], every: int) -> None:
-        self.names = tuple(variable_name(variable) for variable in variables)
+    def __init__(self, names: Sequence[str], variables: Sequence[Any], every: int) -> None:
+        self.names = tuple(names)
         self._every = every
         with tf.init_scope(), _scope_of(variables):
             # Each replica adds up its own, and reading gives the sum.

@@ -67,7 +67,8 @@ class DistributionReport(Callback):
         if not self._optimizer.built:
             self._optimizer.build(self.model.trainable_variables)
         self._final = None
-        self._observer = GradientObserver(self._optimizer._trained_variables(), self.every)
+        names, trained = self._optimizer._variable_paths(), self._optimizer._trained_variables()
+        self._observer = GradientObserver(names, trained, self.every)
         self._observe(self._observer)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

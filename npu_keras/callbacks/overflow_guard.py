@@ -20,7 +20,6 @@ from npu_keras.callbacks.symptoms import (
     Watch,
 )
 from npu_keras.journal import JournalReader, read
-from npu_keras.startup import variable_name
 from npu_keras.words import scale_text
 
 ACTIONS = ("warn", "stop", "raise")
@@ -202,8 +201,8 @@ def _is_finite(loss: Any) -> bool:
 
 def _bad_weights(optimizer: Any) -> list[str]:
     """Names of the trained variables with an infinity or a NaN; the same on all ranks."""
-    trained = optimizer._trained_variables()
-    return [variable_name(v) for v in trained if not np.isfinite(read(v)).all()]
+    pairs = zip(optimizer._variable_paths(), optimizer._trained_variables(), strict=True)
+    return [path for path, v in pairs if not np.isfinite(read(v)).all()]
 
 
 def _require_count(name: str, value: Any) -> None:

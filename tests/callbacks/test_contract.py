@@ -89,7 +89,7 @@ def trained(request):
 
 
 def run(model, *callbacks):
-    return fit(model, batches(6, bad=[2]), *callbacks, validation_data=batches(2), epochs=2).history
+    return fit(model, batches(6, bad=[2]), *callbacks, validation_data=batches(2)).history
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -103,9 +103,9 @@ def test_it_works_in_two_trainings_and_adds_what_it_says(trained, name, caplog):
         history = run(made, callback)
         assert set(history) - without == documented_keys(cls)
         assert set(history) >= without
-        assert all(len(values) == 2 for values in history.values())
+        assert all(len(values) == 1 for values in history.values())
     steps = int(made.optimizer.attempted_steps) - before
-    assert steps == 2 * 2 * 6
+    assert steps == 2 * 6
     assert callback.model is made
 
 

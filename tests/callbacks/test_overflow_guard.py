@@ -24,7 +24,7 @@ def linear(scale_manager, rate=0.0, **settings):
 
 
 def name_of(variable):
-    return getattr(variable, "path", variable.name)
+    return getattr(variable, "path", variable.name).removesuffix(":0")
 
 
 def messages(caplog):
