@@ -63,6 +63,8 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         self._scaling = LossScaling(manager, mode, create, paths)
         self._scaling.manager.bind(self)
 
+    # AutoGraph would take seconds to convert every function of a step, and has nothing to convert.
+    @tf.autograph.experimental.do_not_convert
     def compute_gradients(
         self,
         loss: Any,
@@ -150,6 +152,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
             for gradient, position, dtype in zip(gradients, arrived.positions, dtypes, strict=True)
         }
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
@@ -217,14 +220,18 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
     def _own_chain(self) -> str:
         return "" if keeps_order() else self._chain
 
+    def _train(self, variables: list[Any]) -> None:
+        self._trained = variables
+        self._positions = {variable.ref(): i for i, variable in enumerate(variables)}
+        if isinstance(self.inner_optimizer, V1Host):  # its journal is ours
+            self.inner_optimizer._train(variables)
+
     def _known(self, variables: Sequence[Any]) -> list[int]:
         """Returns the positions of variables; the first call makes what depends on them."""
         if not self._trained:
-            graph_s = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
-            self._trained = list({v.ref(): v for v in [*variables, *graph_s]}.values())
-            self._positions = {v.ref(): i for i, v in enumerate(self._trained)}
-            if self._owns_scaling:
-                self._scaling.build(self, len(self._trained))
+            others = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
+            self._train(list({v.ref(): v for v in [*variables, *others]}.values()))
+            self._scaling.state.build(len(self._trained))
         unknown = [v.name for v in variables if v.ref() not in self._positions]
         if unknown:
             raise ValueError(
