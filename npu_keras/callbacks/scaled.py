@@ -3,9 +3,10 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 from npu_keras import cluster, engines
 from npu_keras.engines import Engine
-from npu_keras.engines.strategy import replicas_in_sync
 
 
 def require_loss_scaled(optimizer: Any, callback: str) -> Any:
@@ -44,7 +45,8 @@ def peers(optimizer: Any) -> Engine | None:
 
 def speaks_for_all(optimizer: Any) -> bool:
     """Whether this process is the first of those that take steps together with `optimizer`."""
-    if replicas_in_sync() > 1:  # perhaps of several processes
+    # In the scope of its strategy, in which `fit` of tf_keras calls its callbacks.
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:  # perhaps of several processes
         return cluster.find().rank == 0
     engine = peers(optimizer)
     return engine is None or engine.rank == 0

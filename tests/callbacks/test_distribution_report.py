@@ -107,19 +107,21 @@ def test_a_training_is_measured_and_leaves_nothing_behind(host):
     assert by_exponent(report.result(), names.index("bias")) == {0: 1}
 
 
-def test_replicas_are_added_up():
+@pytest.mark.parametrize("host", HOSTS)
+def test_replicas_are_added_up(host):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        made = model(jit_compile=False)
+        made = model(host, jit_compile=False)
     report = DistributionReport(every=1)
     guard = OverflowGuard(max_consecutive_skips=1)
     fit(made, batches(8, bad=[2]), report, LossScaleLogger(verbose=0), guard, batch_size=2)
     measured = report.result()
     total = measured.counts.sum(axis=1) + measured.zeros + measured.not_finite
     assert total.tolist() == [2 * 4 * 2, 2 * 4 * 2, 2 * 4 * 2, 2 * 4]
-    assert by_exponent(measured, 3) == {0: 8}
+    # tf_keras divides a loss that is a scalar by the number of replicas, Keras 3.15.1 does not.
+    assert by_exponent(measured, 3) == {0 if host == "keras" else -1: 8}
     assert measured.not_finite.tolist()[2:] == [2, 0]
-    assert int(made.optimizer.skipped_steps) == 1
+    assert made.optimizer.journal.snapshot().skipped_steps == 1
 
 
 def test_a_model_without_weights_is_refused():
