@@ -18,7 +18,6 @@ from npu_keras.aggregating import Aggregating, DecidingTogether
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import Channel
 from npu_keras.engines import Engine
-from npu_keras.engines.strategy import replicas_in_sync
 from npu_keras.mixins import StepMixin
 from npu_keras.sparse import Gradient, map_values
 from npu_keras.startup import take_lanes
@@ -42,12 +41,14 @@ class V1Ranks(StepMixin):
 
     def _deciding_channel(self) -> Channel:
         """The channel of the common decision, ready for use."""
-        if tf.distribute.has_strategy() and replicas_in_sync() > 1:
+        if tf.distribute.has_strategy():
+            # It would sum over replicas inside a conditional, which TensorFlow 2.21.0 refuses.
             raise ValueError(
-                f"{type(self).__name__} does not work with the replicas of a `tf.distribute` "
-                "strategy. Leave out the strategy and start a process for each device "
-                "(`python -m npu_keras run -n 2 script.py`) with `is_distributed=True`, or use "
-                "the class of the same name in `npu_keras` with a Keras 3 optimizer."
+                f"{type(self).__name__} does not work under a `tf.distribute` strategy. Leave out "
+                "the strategy and start a process for each device (`python -m npu_keras run -n 2 "
+                "script.py`) with `is_distributed=True`, or use the class of the same name in "
+                "`npu_keras` with a Keras 3 optimizer. "
+                f"Received: {tf.distribute.get_strategy()!r}"
             )
         channel = self._current_channel()
         channel.prepare(self._trained_variables(), self._own_variables(), self._scaling.describe)

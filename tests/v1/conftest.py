@@ -8,7 +8,9 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `loops`; pytest imports by file
+# For `loops`, `launch` and `reports`; pytest imports by file.
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import keras
 import pytest

@@ -8,17 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import npu_keras
-from npu_keras import engines
-
-ENGINE = engines.find()
-RANK = ENGINE.rank
-
 import numpy as np
 import tensorflow as tf
 from loops import INF, Loop, manager, session, v1
 
-from npu_keras import GradientAggregation
+from npu_keras import GradientAggregation, engines
 from npu_keras.v1 import (
     BroadcastGlobalVariablesHook,
     NPUDistributedOptimizer,
@@ -27,6 +21,7 @@ from npu_keras.v1 import (
     broadcast_global_variables,
 )
 
+RANK = engines.find().rank  # made before the first tensor
 CHECKS = {}
 
 
@@ -232,10 +227,9 @@ def main(names):
             report = CHECKS[name]()
         except Exception as error:  # a rank alone would keep the others waiting
             report = f"{type(error).__name__}: {error}"
-        print("CHECK", json.dumps([name, report]), flush=True)
+        print("CHECK", json.dumps([name, report, None]), flush=True)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    assert npu_keras.__version__
     main(sys.argv[1].split(",") if sys.argv[1] != "all" else list(CHECKS))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from loops import CONTEXTS, INF, NAN, WITHOUT_V2, Loop, manager, scaled, session, v1
 
-from npu_keras import FixedLossScaleManager, LossScaleManager, NPURunConfig
+from npu_keras import FixedLossScaleManager, LossScaleManager
 from npu_keras.v1 import NPUOptimizer
 
 
@@ -255,19 +255,15 @@ def test_sparse_gradients_stay_sparse(context):
 def test_tail_without_ranks(graph, caplog):
     variable = v1.Variable(1.0)
     x = v1.placeholder(tf.float32, [])
-    NPURunConfig(is_tailing_optimization=True)
-    try:
-        with caplog.at_level("INFO", logger="npu_keras"):
-            optimizer = NPUOptimizer(
-                v1.train.GradientDescentOptimizer(0.5),
-                loss_scale_manager=manager(),
-                is_distributed=False,
-                is_loss_scale=True,
-                is_tailing_optimization=True,
-                name="tail",
-            )
-    finally:
-        NPURunConfig(is_tailing_optimization=False)
+    with caplog.at_level("INFO", logger="npu_keras"):
+        optimizer = NPUOptimizer(
+            v1.train.GradientDescentOptimizer(0.5),
+            loss_scale_manager=manager(),
+            is_distributed=False,
+            is_loss_scale=True,
+            is_tailing_optimization=True,
+            name="tail",
+        )
     assert "ignored" in caplog.text
     op = optimizer.minimize(variable * x)
     with session() as opened:
