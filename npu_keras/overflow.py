@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from npu_keras.ordering import in_order
 from npu_keras.sparse import Gradient
 
 INF_NAN, SATURATION = "inf_nan", "saturation"
@@ -109,8 +110,9 @@ class OverflowCheck(NamedTuple):
         with tf.control_dependencies([_values(gradient) for gradient in gradients]):
             overflowed = tf.identity(_installed_status[0].get())
         with tf.control_dependencies([overflowed]):
-            _installed_status[0].clear()
-        return overflowed
+            cleared = in_order(_installed_status[0].clear)
+        with tf.control_dependencies(cleared):
+            return tf.identity(overflowed)
 
     def _count(self, gradients: Sequence[Gradient], divided_by: int | None) -> tf.Tensor:
         counts = [self._count_one(gradient, divided_by) for gradient in gradients]
