@@ -13,7 +13,8 @@ from npu_keras.aggregation import GradientAggregation
 from npu_keras.nesting import TF_KERAS, adopt, claim, scales_already, was_claimed, wrong_optimizer
 from npu_keras.saved_state import SavedAroundInner
 from npu_keras.scaling import UNSCALED
-from npu_keras.tf_keras.host import Pairs, TfKerasHost
+from npu_keras.tf_keras.host import TfKerasHost
+from npu_keras.tf_keras.interface import Pairs
 from npu_keras.tf_keras.revive import revived_settings
 
 FORWARDED = (
