@@ -18,13 +18,14 @@ from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.engines.lane_order import separate
-from npu_keras.nesting import V1, adopt, claim, wrong_optimizer
+from npu_keras.nesting import adopt, claim
 from npu_keras.overflow import INF_NAN, SATURATION, Finding, OverflowCheck, no_finding
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
-from npu_keras.unscaling import present_gradients, scale_loss, unscaled
+from npu_keras.unscaling import present_gradients, unscaled
 from npu_keras.v1.findings import Computed, Findings, first_of, spread
 from npu_keras.v1.graph_managers import InGraph, adapted
+from npu_keras.v1.inner import in_present_scope, require_optimizer
 from npu_keras.v1.loss_check import LossCheck
 from npu_keras.v1.names import V1Names
 from npu_keras.v1.ranks import V1Ranks
@@ -42,7 +43,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         scaling: tuple[Any, str] = UNSCALED,
         aggregation: GradientAggregation | None = None,
     ) -> None:
-        _require_optimizer(opt)
+        require_optimizer(opt)
         super().__init__(use_locking=False, name=name)
         self.inner_optimizer = opt
         if isinstance(opt, tf.compat.v1.train.Optimizer):
@@ -91,7 +92,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         check = LossCheck(self._scaling)
         before = self._loss_scale()
         if self._scaling.active:
-            loss, grad_loss = _scaled(loss, grad_loss, before, check)
+            loss, grad_loss = check.scaled(loss, grad_loss, before)
         given = {
             "gate_gradients": (gate_gradients, tf.compat.v1.train.Optimizer.GATE_OP),
             "aggregation_method": (aggregation_method, None),
@@ -187,7 +188,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
                 flag = tf.identity(decision.finite, name="overflow_status_reduce_all")
                 decision = decision._replace(finite=flag)
             before = step.state.scale_state()._replace(loss_scale=self._loss_scale())
-            update = _in_present_scope(self._target().apply_gradients, pairs, global_step)
+            update = in_present_scope(self._target().apply_gradients, pairs, global_step)
             with tf.control_dependencies(list(before)):  # a user's manager writes what is read here
                 done = order.settle(step, before, decision, [update])
         return None if tf.executing_eagerly() else tf.group(*done, name=name or self._name)
@@ -240,40 +241,3 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
                 "`var_list`, or make an optimizer for them."
             )
         return [self._positions[v.ref()] for v in variables]
-
-
-def _scaled(loss: Any, grad_loss: Any, scale: tf.Tensor, check: LossCheck) -> tuple[Any, Any]:
-    def scaled() -> tf.Tensor:
-        value = tf.convert_to_tensor(loss() if callable(loss) else loss)
-        check.look_at(value)
-        return scale_loss(value, scale)
-
-    if grad_loss is not None:
-        wide = tf.float64 if grad_loss.dtype == tf.float64 else tf.float32
-        grad_loss = tf.cast(grad_loss, wide)
-    return scaled if callable(loss) else scaled(), grad_loss
-
-
-def _in_present_scope(apply: Any, pairs: list[Any], global_step: Any) -> Any:
-    """Lets variables made in a branch of ours have the names they would have without it."""
-    if keeps_order():
-        return lambda: apply(pairs, global_step=global_step)
-    scope = tf.compat.v1.get_default_graph().get_name_scope()
-
-    def applied() -> Any:
-        with tf.compat.v1.get_default_graph().name_scope(f"{scope}/" if scope else None):
-            return apply(pairs, global_step=global_step)
-
-    return applied
-
-
-def _require_optimizer(opt: Any) -> None:
-    methods = all(callable(getattr(opt, m, None)) for m in ("compute_gradients", "apply_gradients"))
-    foreign = not isinstance(opt, tf.compat.v1.train.Optimizer) and _is_keras(opt)
-    if isinstance(opt, type) or foreign or not methods:
-        raise wrong_optimizer(opt, V1, "tf.compat.v1.train.AdamOptimizer(1e-3)")
-
-
-def _is_keras(opt: Any) -> bool:
-    modules = {base.__module__.split(".")[0] for base in type(opt).__mro__}
-    return bool(modules & {"keras", "tf_keras"})

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras.scaling import LossScaling
+from npu_keras.unscaling import scale_loss
 
 _LONGEST_SEARCH = 200
 
@@ -23,6 +24,26 @@ class LossCheck:
         self._scaling = scaling
         self._finite: tf.Tensor | None = None
 
+    def scaled(self, loss: Any, grad_loss: Any, scale: tf.Tensor) -> tuple[Any, Any]:
+        """Returns what the inner optimizer is given.
+
+        Args:
+            loss: tensor, or a function that returns it.
+            grad_loss: its gradient, or None.
+            scale: float32 scalar.
+        """
+
+        def scaled() -> tf.Tensor:
+            value = tf.convert_to_tensor(loss() if callable(loss) else loss)
+            self.look_at(value)
+            return scale_loss(value, scale)
+
+        if grad_loss is not None:
+            grad_loss = tf.convert_to_tensor(grad_loss)
+            wide = tf.float64 if grad_loss.dtype == tf.float64 else tf.float32
+            grad_loss = tf.cast(grad_loss, wide)
+        return scaled if callable(loss) else scaled(), grad_loss
+
     def look_at(self, loss: tf.Tensor) -> None:
         """Notes whether a loss is finite; warns if the script has scaled it."""
         self._scaling.scaled_a_loss = True
@@ -33,7 +54,7 @@ class LossCheck:
                 "The loss depends on the loss scale already, and `compute_gradients` multiplies by "
                 "it once more: gradients would come out too large by that factor. Pass the plain "
                 "loss; leave scaling and unscaling to the optimizer.",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def forward_finite(self) -> tf.Tensor:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_keras.mixins import StepMixin
 from npu_keras.state import VariableSpec
-from npu_keras.v1.graph_managers import original
+from npu_keras.v1.graph_managers import InGraph, original
 
 _PLAIN = ("loss_scale", "good_steps", "bad_steps")
 """State variables that go by their bare names, as in TensorFlow 1."""
@@ -30,6 +30,14 @@ class V1Names(StepMixin):
     def loss_scale_manager(self) -> Any:
         """The manager: how the loss scale moves."""
         return original(self._scaling.manager)
+
+    @property
+    def loss_scale(self) -> Any:
+        """float32 scalar variable or tensor: the factor on the loss of the next step."""
+        manager = self._scaling.manager
+        if isinstance(manager, InGraph):
+            return manager.manager.get_loss_scale()
+        return self._scaling.state.loss_scale
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Not for these optimizers: `compute_gradients` scales and unscales."""
@@ -76,7 +84,6 @@ class V1Names(StepMixin):
                 use_resource=True,
                 name=spec.name if plain else f"{self._name}/{spec.name}",
             )
-        setattr(self, f"_state_{spec.name}", variable)
         self._track_trackable(variable, spec.name, overwrite=True)
         return variable
 
@@ -87,7 +94,7 @@ class V1Names(StepMixin):
 
     def __getattr__(self, name: str) -> Any:
         # `_lr` and the like; TensorFlow's own bookkeeping of an object is not another one's.
-        if name.startswith(("__", "_self_", "_state_")) or "inner_optimizer" not in vars(self):
+        if name.startswith(("__", "_self_")) or "inner_optimizer" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner_optimizer, name)
 
@@ -101,7 +108,7 @@ class V1Names(StepMixin):
             f"`apply_gradients` of {type(self).__name__} got gradients, but no loss went through "
             "its `compute_gradients` or `minimize`: nothing is scaled, nor aggregated over ranks. "
             "Call `optimizer.compute_gradients(loss)` in place of `tf.gradients` or a tape.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def _tail_obstacle(self) -> str | None:

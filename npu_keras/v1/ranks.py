@@ -8,6 +8,8 @@ first step finds out whether it has.
 import copy
 import hashlib
 import itertools
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,6 +75,7 @@ class V1Ranks(StepMixin):
         if not isinstance(channel, DecidingTogether) or _eager_outside():
             return channel
         _require_session_engine(channel.engine)
+        _warn_of_many()
         if isinstance(channel, Aggregating) and channel.aggregation.broadcast_initial:
             channel.aggregation = _without_broadcast(channel.aggregation)
             self._guard = _make_guard(channel.engine)
@@ -84,6 +87,20 @@ class V1Ranks(StepMixin):
             return gradients
         with tf.control_dependencies([self._guard(self._trained_variables())]):
             return [map_values(tf.identity, gradient) for gradient in gradients]
+
+
+def _warn_of_many() -> None:
+    # Each of them may hold a thread that waits for the others; those of two ranks may differ.
+    among = tf.compat.v1.get_default_graph().get_collection_ref("npu_keras/optimizers with ranks")
+    among.append(len(among) + 1)
+    cpus = len(os.sched_getaffinity(0))
+    if len(among) == cpus + 1:
+        warnings.warn(
+            f"This graph has more optimizers that wait for other ranks than there are CPUs ({cpus}"
+            "). A session that runs them at once needs more threads than there are of them, or it "
+            "can stand still: `tf.compat.v1.ConfigProto(inter_op_parallelism_threads=...)`.",
+            stacklevel=9,
+        )
 
 
 def _make_guard(engine: Engine) -> Callable[[Sequence[Any]], tf.Tensor]:

@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step of the `tf.compat.v1` flavour does, and what a skipped one leaves alone."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from loops import CONTEXTS, INF, NAN, WITHOUT_V2, Loop, manager, scaled, session, v1
+from loops import CONTEXTS, INF, NAN, Loop, assert_equal, manager, scaled, session, v1, weighted
 
-from npu_keras import FixedLossScaleManager, LossScaleManager
+from npu_keras import FixedLossScaleManager
 from npu_keras.v1 import NPUOptimizer
-
-
-def weighted(variables, x):
-    """A loss whose gradient is `x` in every variable; the last one is not used."""
-    return tf.add_n([tf.reduce_sum(v * x) for v in variables[:-1]])
-
-
-def assert_equal(left, right):
-    for a, b in zip(left, right, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -113,123 +101,6 @@ def test_overflow_made_by_the_script_counts(context):
     assert (event.kind, event.bad_variables, event.infs) == ("back off", 2, 2)
 
 
-def accumulating_graph(optimizer, every=2):
-    """Micro-batches added up in a variable, applied inside a `tf.cond` by every second one."""
-    variable = v1.Variable([1.0, 1.0], name="w")
-    total = v1.Variable([0.0, 0.0], name="w/accum", trainable=False)
-    count = v1.Variable(0, trainable=False, name="local_step")
-    global_step = v1.train.get_or_create_global_step()
-    x = v1.placeholder(tf.float32, [])
-    ((gradient, _),) = optimizer.compute_gradients(tf.reduce_sum(variable) * x, [variable])
-    with tf.control_dependencies([gradient]):
-        counted = v1.assign_add(count, 1)
-    with tf.control_dependencies([counted]):
-        added = v1.assign_add(total, gradient)
-
-    def update():
-        with tf.control_dependencies([added]):
-            value = tf.identity(added)
-        with tf.control_dependencies([optimizer.apply_gradients([(value, variable)], global_step)]):
-            return tf.group(v1.assign(total, tf.zeros_like(total)))
-
-    op = v1.cond(tf.equal(counted % every, 0), update, lambda: tf.group(added))
-    return op, x, [variable, global_step, total]
-
-
-def test_accumulation_inside_a_conditional(graph):
-    optimizer = scaled(scale_manager=manager(grow=2))
-    op, x, watched = accumulating_graph(optimizer)
-    state = [*watched, optimizer.loss_scale, optimizer.attempted_steps]
-    with session() as opened:
-        opened.run(op, {x: 0.5})
-        weights, step, total, scale, attempted = opened.run(state)
-        assert (step, attempted) == (0, 0), "the manager moves once per apply"
-        np.testing.assert_array_equal(total, [0.5, 0.5])
-        opened.run(op, {x: 0.25})
-        weights, step, total, scale, attempted = opened.run(state)
-        np.testing.assert_array_equal(weights, [1 - 0.375] * 2)
-        assert (step, attempted, scale) == (1, 1, 8.0)
-        np.testing.assert_array_equal(total, [0.0, 0.0])
-        opened.run(op, {x: INF})  # the first of two micro-batches
-        opened.run(op, {x: 1.0})
-        weights, step, total, scale, attempted = opened.run(state)
-        np.testing.assert_array_equal(weights, [1 - 0.375] * 2)
-        assert (step, attempted, scale) == (1, 2, 4.0)
-        np.testing.assert_array_equal(total, [0.0, 0.0])
-
-
-def test_saturated_micro_batch_is_remembered(graph):
-    """Without the loss scale a saturated value looks like any other; it must not be applied."""
-    optimizer = scaled(overflow_mode="saturation")
-    op, x, watched = accumulating_graph(optimizer)
-    largest = np.finfo(np.float32).max
-    with session() as opened:
-        opened.run(op, {x: largest})
-        opened.run(op, {x: 1.0})
-        weights, step, _ = opened.run(watched)
-        np.testing.assert_array_equal(weights, [1.0, 1.0])
-        assert step == 0
-        opened.run(op, {x: 1.0})
-        opened.run(op, {x: 1.0})
-        assert opened.run(watched)[1] == 1
-
-
-def test_saver_round_trip(graph, tmp_path):
-    variable = v1.Variable(1.0, name="w")
-    x = v1.placeholder(tf.float32, [])
-    optimizer = scaled(v1.train.MomentumOptimizer(0.5, 0.5), manager(grow=3))
-    op = optimizer.minimize(variable * x)
-    saver = v1.train.Saver()
-    watched = [variable, optimizer.get_slot(variable, "momentum"), optimizer.variables()]
-    with session() as opened:
-        for feed in (1.0, 1.0, 1.0, INF, 1.0):
-            opened.run(op, {x: feed})
-        assert opened.run([optimizer.loss_scale, optimizer.good_steps]) == [8.0, 1]
-        path = saver.save(opened, str(tmp_path / "saved"), write_meta_graph=False)
-        saved = opened.run(watched)
-        opened.run(op, {x: INF})
-        after = opened.run(watched)
-    names = {name for name, _ in tf.train.list_variables(path)}
-    assert {"loss_scale", "good_steps", "bad_steps"} <= names
-    with session() as opened:
-        saver.restore(opened, path)
-        assert_equal(tf.nest.flatten(opened.run(watched)), tf.nest.flatten(saved))
-        opened.run(op, {x: INF})
-        assert_equal(tf.nest.flatten(opened.run(watched)), tf.nest.flatten(after))
-
-
-@pytest.mark.skipif(WITHOUT_V2, reason="saves what is eager")
-def test_checkpoint_round_trip(tmp_path):
-    def make():
-        loop = Loop(
-            "eager",
-            lambda: scaled(v1.train.AdamOptimizer(0.5), manager(grow=3)),
-            [1.0, 2.0],
-            weighted,
-            [1.0],
-        )
-        tracked = {f"v{i}": v for i, v in enumerate(loop.variables)}
-        return loop, tf.train.Checkpoint(optimizer=loop.optimizer, **tracked)
-
-    loop, checkpoint = make()
-    for feed in (1.0, 2.0, INF):
-        loop.step(feed)
-    path = checkpoint.save(str(tmp_path / "saved"))
-    other, restored = make()
-    status = restored.restore(path)  # before the slots are made
-    other.step(INF)
-    status.assert_existing_objects_matched()
-    assert other.read(other.optimizer.loss_scale) == 2.0
-    loop.step(INF)
-    for each in (loop, other):
-        each.step(3.0)
-    assert_equal(loop.everything()[:-1], other.everything()[:-1])
-    assert_equal(
-        loop.read([v for v in loop.optimizer.variables() if "event" not in v.name]),
-        other.read([v for v in other.optimizer.variables() if "event" not in v.name]),
-    )
-
-
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_sparse_gradients_stay_sparse(context):
     def rows(variables, x):
@@ -318,92 +189,6 @@ def test_protected_statistics_in_a_graph(graph):
         assert opened.run(mean) == 1.25
 
 
-class InGraph(LossScaleManager):
-    """A user's manager in the style of TensorFlow 1."""
-
-    def __init__(self):
-        self.scale = v1.Variable(16.0, trainable=False, name="my_scale")
-
-    def get_loss_scale(self):
-        return self.scale
-
-    def update_loss_scale(self, finite_grads):
-        return v1.assign(self.scale, tf.where(finite_grads, self.scale + 1, self.scale / 2))
-
-
-class InPython(LossScaleManager):
-    def __init__(self):
-        self.scale = 16.0
-
-    def get_loss_scale(self):
-        return self.scale
-
-    def update_loss_scale(self, finite_grads):
-        self.scale = self.scale + 1 if finite_grads else self.scale / 2
-
-
-@pytest.mark.parametrize("kind", [InGraph, InPython])
-def test_managers_of_the_user(graph, kind):
-    variable = v1.Variable(1.0)
-    x = v1.placeholder(tf.float32, [])
-    mine = kind()
-    optimizer = scaled(scale_manager=mine)
-    ((gradient, _),) = pairs = optimizer.compute_gradients(variable * x, [variable])
-    op = optimizer.apply_gradients(pairs)
-    assert optimizer.loss_scale_manager is mine
-    scales = []
-    with session() as opened:
-        for feed in (1.0, INF, 1.0, 1.0):
-            _, value = opened.run([op, gradient], {x: feed})
-            assert value == feed
-            scales.append(opened.run(optimizer.loss_scale))
-        assert scales == [17.0, 8.5, 9.5, 10.5]
-        held = mine.get_loss_scale()
-        assert (held if isinstance(held, float) else opened.run(held)) == 10.5
-        assert opened.run(variable) == 1.0 - 1.5
-        with opened.as_default():
-            (event,) = [each for each in optimizer.journal.drain() if each.skipped]
-    assert (event.scale_before, event.scale_after) == (17.0, 8.5)
-
-
-def test_warning_for_a_script_that_scales_by_itself(graph):
-    variable = v1.Variable(1.0)
-    scale_manager = manager()
-    optimizer = scaled(scale_manager=scale_manager)
-    with pytest.warns(UserWarning, match="loss scale already"):
-        optimizer.compute_gradients(variable * 2.0 * scale_manager.get_loss_scale(), [variable])
-
-
-@pytest.mark.skipif(WITHOUT_V2, reason="has no tf.function")
-def test_warning_for_a_function_that_scales_by_itself():
-    variable = v1.Variable(1.0)
-    optimizer = scaled()
-
-    @tf.function
-    def step():
-        optimizer.minimize(lambda: variable * optimizer.loss_scale, var_list=[variable])
-
-    with pytest.warns(UserWarning, match="loss scale already"):
-        step()
-    assert variable.numpy() == 1.0 - 0.5 * 8.0
-
-
-def test_warning_for_gradients_that_were_never_scaled(graph):
-    variable = v1.Variable(1.0)
-    x = v1.placeholder(tf.float32, [])
-    optimizer = scaled()
-    gradients = tf.gradients(variable * x, [variable])
-    with pytest.warns(UserWarning, match="compute_gradients"):
-        op = optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-    with session() as opened:
-        opened.run(op, {x: INF})
-        opened.run(op, {x: 1.0})
-        assert opened.run([variable, optimizer.loss_scale]) == [0.5, 4.0]
-
-
 def test_float16_gradients_keep_their_dtype(graph):
     """2**32 would overflow in float16, and 2**-24 / 8 vanish; neither happens."""
     variable = v1.Variable(np.float16(1.0))
@@ -430,8 +215,3 @@ def test_grad_loss_and_none(graph):
         np.testing.assert_array_equal(opened.run(pairs[0][0]), [2.0, 6.0])
     with pytest.raises(ValueError, match="at least one variable"):
         optimizer.apply_gradients([(None, unused)])
-
-
-def test_scale_loss_is_refused():
-    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="compute_gradients"):
-        scaled().scale_loss(1.0)
