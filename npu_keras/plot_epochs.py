@@ -112,7 +112,7 @@ def _mark(
     from matplotlib.transforms import offset_copy
 
     if where.any():
-        shifted = offset_copy(ax.transData, ax.figure, y=points, units="points")
+        shifted = offset_copy(ax.transData, ax.get_figure(root=True), y=points, units="points")
         ax.plot(
             record.epochs[where], record.scales[where], linestyle="", markersize=6, zorder=3,
             clip_on=False, transform=shifted, **style,

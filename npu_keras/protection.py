@@ -7,7 +7,8 @@ skipped one.
 """
 
 import contextlib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ class Protection:
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[tf.Variable, tf.Variable]] = {}
+        self._copies: dict[int, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -47,7 +49,9 @@ class Protection:
 
     def _remember_outside(self, variable: tf.Variable) -> None:
         if id(variable) in self._pairs:
-            _assign(*reversed(self._pairs[id(variable)]))
+            if id(variable) not in self._copies:  # one function for all epochs, traced once
+                self._copies[id(variable)] = _copier(*reversed(self._pairs[id(variable)]))
+            self._copies[id(variable)]()
             return
         with tf.init_scope(), _scope_of(variable):
             self._pairs[id(variable)] = (variable, _twin(variable))
@@ -94,15 +98,19 @@ def _scope_of(variable: tf.Variable) -> Any:
 
 
 def _assign(target: tf.Variable, source: tf.Variable) -> None:
+    _copier(target, source)()
+
+
+def _copier(target: tf.Variable, source: tf.Variable) -> Callable[[], None]:
     """Copies in every replica, where the replicas hold different values (sums of a metric)."""
+    copy = functools.partial(_copy, target, source)
     on_read = target.synchronization == tf.VariableSynchronization.ON_READ
     strategy = getattr(target, "distribute_strategy", None)
-    if on_read and strategy is not None and tf.distribute.in_cross_replica_context():
-        # As a `tf.function`, since a strategy warns of what runs eagerly in its replicas.
-        copy = tf.function(strategy.extended.call_for_each_replica, autograph=False)
-        copy(lambda: _copy(target, source))
-    else:
-        _copy(target, source)
+    if not on_read or strategy is None or not tf.distribute.in_cross_replica_context():
+        return copy
+    in_replicas = functools.partial(strategy.extended.call_for_each_replica, copy)
+    # As a `tf.function`, since a strategy warns of what runs eagerly in its replicas.
+    return tf.function(in_replicas, autograph=False) if tf.executing_eagerly() else in_replicas
 
 
 def _copy(target: tf.Variable, source: tf.Variable) -> None:
