@@ -38,12 +38,13 @@ def sgd():
     return v1.train.GradientDescentOptimizer(0.5)
 
 
-def both(**settings):
+def both(mode="inf_nan", **settings):
     return NPUOptimizer(
         sgd(),
         manager(),
         is_distributed=True,
         is_loss_scale=True,
+        overflow_mode=mode,
         aggregation=GradientAggregation(**settings),
     )
 
@@ -127,6 +128,17 @@ def sum_that_overflows():
     make = lambda: both(reduction="sum", compression="fp16")  # noqa: E731
     loop = Loop("graph", make, [1.0], lambda variables, x: variables[0] * x, [1.0])
     loop.step(5000.0)  # times 8
+    skipped = plain(loop.read(loop.variables))
+    loop.step(1.0)
+    return [skipped, plain(loop.read(loop.variables)), [e.rank for e in loop.journal()]]
+
+
+@check
+def saturated():
+    """The mean halves what rank 1 has at the limit; nothing of it shows in the aggregate."""
+    make = lambda: both("saturation")  # noqa: E731
+    loop = Loop("graph", make, [1.0], lambda variables, x: variables[0] * x, [1.0])
+    loop.step(float(np.finfo(np.float32).max) / 8 if RANK == 1 else 1.0)
     skipped = plain(loop.read(loop.variables))
     loop.step(1.0)
     return [skipped, plain(loop.read(loop.variables)), [e.rank for e in loop.journal()]]

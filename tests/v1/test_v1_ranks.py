@@ -74,6 +74,10 @@ def test_overflow_made_by_the_sum_is_not_applied():
     assert same("sum_that_overflows") == [[1.0], [0.0], [None]]
 
 
+def test_saturated_gradient_of_one_rank():
+    assert same("saturated") == [[1.0], [0.5], [1]]
+
+
 def test_different_weights_are_noticed_and_put_right():
     assert same("different_weights") == [True, 0.0]
     assert same("hook") == [0.25, 1]
