@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npu_keras._version import __version__
 
 if TYPE_CHECKING:
-    from npu_keras import callbacks, distribute
+    from npu_keras import callbacks, distribute, plotting, tf_keras, v1
     from npu_keras.aggregation import GradientAggregation
     from npu_keras.buckets import set_split_strategy_by_idx, set_split_strategy_by_size
     from npu_keras.journal import Event, Journal
@@ -42,7 +42,7 @@ _HOMES = {
     "set_split_strategy_by_size": "buckets",
     "unscaled_optimizers": "unscaled",
 }
-_SUBMODULES = ("callbacks", "distribute", "engines", "plotting")
+_SUBMODULES = ("callbacks", "distribute", "engines", "plotting", "tf_keras", "v1")
 
 __all__ = [
     "Event",
@@ -61,9 +61,12 @@ __all__ = [
     "__version__",
     "callbacks",
     "distribute",
+    "plotting",
     "set_split_strategy_by_idx",
     "set_split_strategy_by_size",
+    "tf_keras",
     "unscaled_optimizers",
+    "v1",
 ]
 
 

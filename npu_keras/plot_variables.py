@@ -81,8 +81,8 @@ def draw(counts: OverflowCounts) -> "Figure":
 def _bar(ax: "Axes", row: Row, y: float) -> None:
     face = "white" if row.several else VERMILION
     hatch = "////" if row.several else None
-    bar = {"height": _BAR, "linewidth": 0.8}
-    ax.barh(y + _BAR / 2, row.steps, edgecolor=VERMILION, facecolor=face, hatch=hatch, **bar)
+    (bar,) = ax.barh(y + _BAR / 2, row.steps, height=_BAR, edgecolor=VERMILION)
+    bar.set(facecolor=face, hatch=hatch, linewidth=0.8)
     ax.annotate(
         row.text, (row.steps, y + _BAR / 2), xytext=(4, 0), textcoords="offset points",
         va="center_baseline", fontsize=9, color=INK,
