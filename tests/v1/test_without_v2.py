@@ -14,6 +14,7 @@ from loops import WITHOUT_V2
 
 HERE = Path(__file__).parent
 TESTS = [
+    "test_v1_ordering.py",
     "test_v1_steps.py",
     "test_v1_state.py",
     "test_v1_user_code.py",
