@@ -15,14 +15,19 @@ OLDEST := .venv-oldest
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 # A process for each folder of tests: what one does to TensorFlow's runtime does not reach the next.
+# Two at a time, the longest first; what a group prints comes when it has ended.
+JOBS ?= 2
 PURE_TESTS := tests/pure
 HOST_TESTS := tests/hosts
+LONG_TESTS := tests/distributed tests/tf tests/contract
 ALL_TESTS := $(shell find tests -name 'test_*.py' | cut -d/ -f1,2 | sort -u)
-ALL_TESTS := $(filter-out $(HOST_TESTS),$(ALL_TESTS))
+ALL_TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS) $(HOST_TESTS),$(ALL_TESTS))
 TESTS := $(if $(FAST),$(PURE_TESTS),$(ALL_TESTS))
+GROUPS := $(addprefix group/,$(ALL_TESTS))
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed test test-hosts test-oldest lint clean
+.PHONY: help demo demo-distributed test test-hosts test-oldest lint clean $(GROUPS)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,15 +40,18 @@ demo: $(VENV)/.installed
 demo-distributed: $(VENV)/.installed
 	$(VENV)/bin/python -m npu_keras run -n 2 -m npu_keras.demo_distributed
 
-# Every group runs, whatever became of the one before it.
+# Every group runs, whatever became of another.
 define run_tests
-@status=0; for group in $(TESTS); do \
-    echo "== $$group"; $(1)/bin/python -m pytest $$group || status=1; \
-done; exit $$status
+@echo "$(words $(TESTS)) groups of tests, $(JOBS) at a time: minutes of silence"
+@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(SYNC) $(addprefix group/,$(TESTS)) \
+    TESTED=$(1)
 endef
 
 test: $(VENV)/.installed
 	$(call run_tests,$(VENV))
+
+$(GROUPS): group/%:
+	@echo "== $*"; $(TESTED)/bin/python -m pytest $*
 
 # Skipped, with the reason, where network namespaces cannot be made.
 test-hosts: $(VENV)/.installed
