@@ -4,11 +4,13 @@
 #   make test              every test; FAST=1 for those that need no TensorFlow
 #   make test-hosts        two hosts (network namespaces, as root) joined by a 1 Gbit/s link
 #   make test-oldest       every test on the oldest versions that pyproject.toml allows
+#   make bench             what it costs, as ratios; QUICK=1 for coarser figures
 #   make lint              formatting, lint, types, import layers
 #   make clean             remove environments, caches and what the demo wrote
 
 PYTHON ?= python3
 FAST ?=
+QUICK ?=
 VENV := .venv
 OLDEST := .venv-oldest
 
@@ -27,7 +29,7 @@ GROUPS := $(addprefix group/,$(ALL_TESTS))
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed test test-hosts test-oldest lint clean $(GROUPS)
+.PHONY: help demo demo-distributed test test-hosts test-oldest bench lint clean $(GROUPS)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +61,9 @@ test-hosts: $(VENV)/.installed
 
 test-oldest: $(OLDEST)/.installed
 	$(call run_tests,$(OLDEST))
+
+bench: $(VENV)/.installed
+	$(VENV)/bin/python -m benchmarks $(if $(QUICK),--quick)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
