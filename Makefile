@@ -2,6 +2,7 @@
 #   make demo              train with loss scaling and draw what happened
 #   make demo-distributed  the same data on two processes, one of which overflows
 #   make test              every test; FAST=1 for those that need no TensorFlow
+#   make notebooks         the notebooks, from fresh kernels; part of `make test`
 #   make test-hosts        two hosts (network namespaces, as root) joined by a 1 Gbit/s link
 #   make test-oldest       every test on the oldest versions that pyproject.toml allows
 #   make bench             what it costs, as ratios; QUICK=1 for coarser figures
@@ -21,15 +22,16 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 JOBS ?= 2
 PURE_TESTS := tests/pure
 HOST_TESTS := tests/hosts
-LONG_TESTS := tests/distributed tests/tf tests/contract
+LONG_TESTS := tests/distributed tests/tf notebooks tests/contract
 ALL_TESTS := $(shell find tests -name 'test_*.py' | cut -d/ -f1,2 | sort -u)
 ALL_TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS) $(HOST_TESTS),$(ALL_TESTS))
 TESTS := $(if $(FAST),$(PURE_TESTS),$(ALL_TESTS))
+PYTEST := -m pytest --nbmake --nbmake-timeout=240
 GROUPS := $(addprefix group/,$(ALL_TESTS))
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed test test-hosts test-oldest bench lint clean $(GROUPS)
+.PHONY: help demo demo-distributed test notebooks test-hosts test-oldest bench lint clean $(GROUPS)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,7 +55,11 @@ test: $(VENV)/.installed
 	$(call run_tests,$(VENV))
 
 $(GROUPS): group/%:
-	@echo "== $*"; $(TESTED)/bin/python -m pytest $*
+	@echo "== $*"; $(TESTED)/bin/python $(PYTEST) $*
+
+# To run one and keep what it puts out: pytest --nbmake --overwrite notebooks/01_quickstart.ipynb
+notebooks: $(VENV)/.installed
+	$(VENV)/bin/python $(PYTEST) notebooks
 
 # Skipped, with the reason, where network namespaces cannot be made.
 test-hosts: $(VENV)/.installed
@@ -75,7 +81,8 @@ $(VENV)/.installed: pyproject.toml
 	@echo "Installing TensorFlow and the rest into $(VENV): some minutes, about 2.6 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(VENV)/bin/python -m pip install --quiet -e '.[demo,mpi]' --group test --group lint
+	$(VENV)/bin/python -m pip install --quiet -e '.[demo,mpi]' --group test --group lint \
+	    --group notebooks
 	touch $@
 
 # Only uv can resolve to the lowest versions. The tools of the tests are as new as they come.
@@ -84,7 +91,8 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet uv
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python \
 	    --resolution lowest-direct -e '.[demo,mpi]'
-	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --group test
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python \
+	    --group test --group notebooks
 	touch $@
 
 clean:
