@@ -13,10 +13,8 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from npu_keras.ordering import in_order
+from npu_keras.products import INF_NAN, SATURATION, resolve_mode
 from npu_keras.sparse import Gradient
-
-INF_NAN, SATURATION = "inf_nan", "saturation"
-OVERFLOW_MODES = (INF_NAN, SATURATION)
 
 
 class FloatStatus(Protocol):
@@ -45,13 +43,8 @@ def install_float_status(status: FloatStatus | None) -> None:
 
 
 def validate_mode(overflow_mode: str) -> str:
-    """Returns the mode, or raises ValueError naming the modes there are."""
-    if overflow_mode not in OVERFLOW_MODES:
-        raise ValueError(
-            f"`overflow_mode` must be one of {OVERFLOW_MODES}. "
-            f"Received: overflow_mode={overflow_mode!r}"
-        )
-    return overflow_mode
+    """Returns the mode, the one in force for `"auto"`; see `npu_keras.products.resolve_mode`."""
+    return resolve_mode(overflow_mode)
 
 
 class OverflowCheck(NamedTuple):

@@ -2,10 +2,9 @@
 """Engines: the ways gradients travel between ranks, and how the right one is found."""
 
 import importlib
-import importlib.util
 import sys
 
-from npu_keras import cluster
+from npu_keras import adapters, cluster
 from npu_keras.engines.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
@@ -34,7 +33,6 @@ _CLASSES = {
     "hccl": "HcclEngine",
 }
 NAMES = tuple(_CLASSES)
-_HCCL_ADAPTERS = ("npu_device", "npu_bridge")
 _found: dict[str, Engine] = {}
 
 
@@ -89,7 +87,7 @@ def _choose() -> str:
         return "mpi"
     if place.workers:
         return "collective"
-    if place.source == "ascend" and any(map(importlib.util.find_spec, _HCCL_ADAPTERS)):
+    if place.source == "ascend" and adapters.installed():
         return "hccl"
     raise EngineError(
         f"Expected an engine for rank {place.rank} of {place.size}, as {place.source} says. Found "

@@ -2,7 +2,6 @@
 """The engine for Ascend devices: the collective ops of the vendor's adapter."""
 
 import importlib
-import importlib.util
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_keras import cluster
+from npu_keras import adapters, cluster
 from npu_keras.engines.base import (
     DEFAULT_TIMEOUT_S,
     MEBIBYTE,
@@ -49,7 +48,7 @@ class HcclEngine:
     capabilities = frozenset({"in_graph", "async"})
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        installed = [name for name in _OPS if importlib.util.find_spec(name)]
+        installed = adapters.installed(_OPS)
         if not installed:
             raise EngineError(
                 f"The hccl engine needs one of the Ascend adapters {tuple(_OPS)}. Install the one "

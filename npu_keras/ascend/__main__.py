@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m npu_keras.ascend script.py`: runs a script that was written for Ascend's adapters."""
+
+import argparse
+import ast
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from npu_keras import cluster, products
+from npu_keras.ascend.importing import ROOTS, install
+
+_LEGACY = "TF_USE_LEGACY_KERAS"
+_EPILOG = f"""\
+The script finds {", ".join(ROOTS)}. Its `tf.keras` is tf_keras, the Keras 2 that the adapters are
+made for, unless it imports `keras` itself or {_LEGACY} is set. On several ranks:
+python -m npu_keras run -n 2 -m npu_keras.ascend script.py
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a script as `__main__`, with the names of the adapters installed.
+
+    Args:
+        argv: arguments of the command line. Defaults to those of the process.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    script = Path(options.script)
+    if not script.is_file():
+        parser.error(f"expected the path of a Python script, received {options.script!r}")
+    _choose_keras(script)
+    products.set_product(options.product)
+    install()
+    if cluster.find().size > 1:
+        from npu_keras import engines
+
+        engines.find()  # some engines have to exist before the script's first tensor
+    sys.argv = [str(script), *options.args]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def imports_keras(source: str) -> bool:
+    """Whether the source of a script imports `keras`, rather than `tf.keras`."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        if any(name.partition(".")[0] == "keras" for name in names):
+            return True
+    return False
+
+
+def _choose_keras(script: Path) -> None:
+    if not imports_keras(script.read_text(encoding="utf-8")):
+        os.environ.setdefault(_LEGACY, "1")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m npu_keras.ascend",
+        description="Run a script for Ascend's TensorFlow adapters on a machine without one.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = ", ".join(product.name for product in products.PRODUCTS if product.supported)
+    parser.add_argument(
+        "--product", metavar="NAME", help=f"recognise overflows as on this product: {names}"
+    )
+    parser.add_argument("script", help="Python script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few operations of Ascend's adapters that training scripts call, made of TensorFlow's own."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def gelu(x: Any) -> tf.Tensor:
+    """Returns x times the normal distribution function at x, by its tanh approximation.
+
+    Args:
+        x: floating tensor of any shape.
+    """
+    return tf.nn.gelu(x, approximate=True)
+
+
+def fast_gelu(x: Any) -> tf.Tensor:
+    """Returns `x * sigmoid(1.702 x)`, the approximation documented for `fast_gelu`.
+
+    Args:
+        x: floating tensor of any shape.
+    """
+    x = tf.convert_to_tensor(x)
+    return x * tf.sigmoid(tf.constant(1.702, x.dtype) * x)
+
+
+def dropout(
+    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: Any = None
+) -> tf.Tensor:
+    """Keeps elements with a probability, scaled up by it, and sets the others to 0.
+
+    Args:
+        x: floating tensor of any shape.
+        keep_prob: probability to keep an element, a number or a scalar tensor.
+        noise_shape: shape of the random mask; that of `x` by default.
+        seed: seed of the mask.
+        name: name of the operation.
+    """
+    return tf.nn.dropout(x, rate=1.0 - keep_prob, noise_shape=noise_shape, seed=seed, name=name)
+
+
+def initialize_system(name: str | None = None) -> Any:
+    """Returns an operation that does nothing: there is no device system to set up."""
+    return tf.no_op(name=name)
+
+
+def shutdown_system(name: str | None = None) -> Any:
+    """Returns an operation that does nothing: there is no device system to take down."""
+    return tf.no_op(name=name)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions and their configurations, as scripts for Ascend make them."""
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+
+def npu_config_proto(config_proto: Any = None) -> Any:
+    """Returns a session configuration with remapping and JIT compilation off, as on the hardware.
+
+    Args:
+        config_proto: the one to change; by default a new one.
+    """
+    config = config_pb2.ConfigProto() if config_proto is None else config_proto
+    config.allow_soft_placement = True
+    config.log_device_placement = False
+    config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
+    npu_graph_options(config.graph_options)
+    return config
+
+
+def npu_session_config_init(session_config: Any = None) -> Any:
+    """Returns a session configuration for this machine; see `npu_config_proto`."""
+    return npu_config_proto(session_config)
+
+
+def npu_graph_options(graph_options: Any = None) -> Any:
+    """Returns graph options with JIT compilation off."""
+    options = config_pb2.GraphOptions() if graph_options is None else graph_options
+    npu_optimizer_options(options.optimizer_options)
+    return options
+
+
+def npu_optimizer_options(optimizer_options: Any = None) -> Any:
+    """Returns optimizer options with JIT compilation off."""
+    options = config_pb2.OptimizerOptions() if optimizer_options is None else optimizer_options
+    options.global_jit_level = config_pb2.OptimizerOptions.OFF
+    return options
+
+
+def set_keras_session_npu_config(config: Any = None) -> Any:
+    """Makes a session, gives it to Keras, and returns it.
+
+    Args:
+        config: its configuration.
+    """
+    session = _session(npu_config_proto(config))
+    tf.compat.v1.keras.backend.set_session(session)
+    return session
+
+
+def init_resource(config: Any = None) -> tuple[Any, Any]:
+    """Returns a session, and the operation that `shutdown_resource` runs in it.
+
+    Args:
+        config: configuration of the session.
+    """
+    session = _session(npu_config_proto(config))
+    with session.graph.as_default():
+        return session, tf.no_op(name="shutdown_system")
+
+
+def shutdown_resource(sess: Any, npu_shutdown: Any) -> None:
+    """Runs the operation that `init_resource` returned."""
+    sess.run(npu_shutdown)
+
+
+def close_session(sess: Any) -> None:
+    """Closes a session."""
+    sess.close()
+
+
+def _session(config: Any) -> Any:
+    # Eagerly, a session gets a graph of its own.
+    graph = tf.Graph() if tf.executing_eagerly() else None
+    return tf.compat.v1.Session(graph=graph, config=config)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules a script finds, and what it is told about others."""
+
+import importlib
+import importlib.machinery
+import subprocess
+import sys
+import types
+
+import pytest
+
+from npu_keras import adapters, ascend
+from npu_keras.ascend import importing
+from npu_keras.ascend.__main__ import imports_keras
+from npu_keras.ascend.hardware import Options, check_group, warn_once
+from npu_keras.ascend.names import MODULES, source
+
+
+@pytest.fixture
+def installed():
+    ascend.install()
+    yield
+    ascend.uninstall()
+
+
+def test_every_name_has_something_behind_it(installed):
+    for module, names in MODULES.items():
+        found = importlib.import_module(module)
+        assert found.__all__ == sorted(names)
+        for name in names:
+            assert getattr(found, name) is not None, (module, name)
+            where = source(module, name)
+            if where.endswith(f":{name}"):
+                assert getattr(found, name).__name__ == name
+
+
+def test_names_that_are_not_here_say_so_and_list_what_is(installed):
+    with pytest.raises(ImportError, match=r"no `npu_bridge.npu_init.NPUEstimator`: TensorFlow has"):
+        importlib.import_module("npu_bridge.npu_init.NPUEstimator")
+    with pytest.raises(ImportError, match="there is: NPULossScaleOptimizer"):
+        exec("from npu_bridge.estimator.npu.npu_loss_scale_optimizer import Other")
+    module = importlib.import_module("hccl.split.api")
+    with pytest.raises(AttributeError, match="set_split_strategy_by_idx, set_split_strategy_by"):
+        module.set_split_strategy_by_name  # noqa: B018
+    with pytest.raises(ImportError, match="no `hccl.manage.api.create_group`: there is one group"):
+        exec("from hccl.manage.api import create_group")
+
+
+def test_without_install_there_is_nothing():
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("npu_bridge")
+
+
+def test_stand_ins_are_no_adapters(installed):
+    importlib.import_module("npu_device")
+    importlib.import_module("npu_bridge.npu_init")
+    assert adapters.installed() == ()
+
+
+def test_an_installed_adapter_is_not_hidden(monkeypatch):
+    real = types.ModuleType("npu_device")
+    real.__spec__ = importlib.machinery.ModuleSpec("npu_device", None, origin="/a/file.py")
+    monkeypatch.setitem(sys.modules, "npu_device", real)
+    assert adapters.installed() == ("npu_device",)
+    with pytest.raises(RuntimeError, match=r"\('npu_device',\) are installed here"):
+        ascend.install()
+    assert importing._finder not in sys.meta_path
+
+
+def test_hardware_options_warn_once_and_are_kept():
+    options = Options("npu_device.options()")
+    with pytest.warns(
+        UserWarning, match="`npu_device.options.*dump.path` has no effect here: it is"
+    ):
+        options.dump.path = "/tmp/x"
+    options.dump.path = "/tmp/y"
+    assert options.dump.path == "/tmp/y"
+    with pytest.warns(UserWarning, match="`other` has no effect here: because"):
+        warn_once("other", "because")
+    warn_once("other", "because")
+
+
+def test_there_is_one_group():
+    check_group("hccl_world_group")
+    with pytest.raises(ValueError, match="one group of ranks here.*group='mine'"):
+        check_group("mine")
+
+
+@pytest.mark.parametrize(
+    "script, means_keras_3",
+    [
+        ("import keras", True),
+        ("from keras.layers import Dense", True),
+        ("import tensorflow as tf\nfrom tensorflow import keras", False),
+        ("import keras_tuner", False),
+    ],
+)
+def test_which_keras_a_script_means(script, means_keras_3):
+    assert imports_keras(script) == means_keras_3
+
+
+def test_a_script_that_is_not_there():
+    command = [sys.executable, "-m", "npu_keras.ascend", "nothing.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2
+    assert "expected the path of a Python script, received 'nothing.py'" in ended.stderr
