@@ -14,8 +14,9 @@ from npu_keras.ascend.importing import ROOTS, install
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _EPILOG = f"""\
-The script finds {", ".join(ROOTS)}. Its `tf.keras` is tf_keras, the Keras 2 that the adapters are
-made for, unless it imports `keras` itself or {_LEGACY} is set. On several ranks:
+The script finds {", ".join(ROOTS)}. Its `tf.keras` is tf_keras, with the optimizers of
+`tf.keras.optimizers.legacy`, as with the TensorFlow 2.6 of the adapters; unless it imports `keras`
+itself, or {_LEGACY} is set to 0. On several ranks:
 python -m npu_keras run -n 2 -m npu_keras.ascend script.py
 """
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     script = Path(options.script)
     if not script.is_file():
         parser.error(f"expected the path of a Python script, received {options.script!r}")
-    _choose_keras(script)
+    if not imports_keras(script.read_text(encoding="utf-8")):
+        _choose_legacy_keras()
     products.set_product(options.product)
     install()
     if cluster.find().size > 1:
@@ -54,9 +56,18 @@ def imports_keras(source: str) -> bool:
     return False
 
 
-def _choose_keras(script: Path) -> None:
-    if not imports_keras(script.read_text(encoding="utf-8")):
-        os.environ.setdefault(_LEGACY, "1")
+def _choose_legacy_keras() -> None:
+    """Makes `tf.keras` that of the adapters' TensorFlow, unless the environment says otherwise."""
+    if os.environ.setdefault(_LEGACY, "1") != "1":
+        return
+    import tensorflow as tf
+
+    # What the optimizers' names meant until TensorFlow 2.10: a schedule, for example, is their
+    # `learning_rate`, and can be called.
+    optimizers = tf.keras.optimizers
+    for name in dir(optimizers.legacy):
+        if isinstance(getattr(optimizers.legacy, name), type) and name != "Optimizer":
+            setattr(optimizers, name, getattr(optimizers.legacy, name))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ def train_step(x):
 
 rates = []
 for _ in range(2):
-    rates.append(float(optimizer.learning_rate))
+    rates.append(float(optimizer.learning_rate(optimizer.iterations)))
     train_step(tf.constant(1.0 + 2 * get_rank_id()))
 checkpoint = tf.train.Checkpoint(w=w, optimizer=optimizer)
 path = checkpoint.write(tempfile.mkdtemp() + "/checkpoint")

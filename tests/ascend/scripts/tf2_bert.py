@@ -18,7 +18,8 @@ def configure_optimizer(optimizer, loss_scale):
     raise RuntimeError(f"unknown loss scale {loss_scale}")
 
 
-optimizer = configure_optimizer(tf.keras.optimizers.SGD(0.5), "dynamic")
+schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.5, 0.1])
+optimizer = configure_optimizer(tf.keras.optimizers.SGD(schedule), "dynamic")
 w = tf.Variable([1.0, 1.0])
 unused = tf.Variable(1.0)
 accumulators = [tf.Variable(tf.zeros_like(v), trainable=False) for v in (w, unused)]
@@ -63,6 +64,6 @@ RESULT = {
     "iterations": int(optimizer.iterations.numpy()),
     "fixed": float(configure_optimizer(tf.keras.optimizers.SGD(0.5), 1024).loss_scale.numpy()),
     "is": isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer),
-    "rate": float(optimizer.inner_optimizer.learning_rate),
+    "rate": float(optimizer.inner_optimizer.learning_rate(3)),
     "refused": refused,
 }

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts in the patterns of the public model zoo, through `python -m npu_keras.ascend`.
+
+Each runs alone and on two ranks. Most have a gradient of 1 on rank 0 and of 3 on rank 1, so that
+the mean is the number of ranks, and let the last rank alone overflow.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.tf, pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(400)]
+
+RUNNER = Path(__file__).parent / "run_scripts.py"
+GRAPH = (
+    *("bert_accumulating", "bert_clipping", "custom_inner", "two_without_scale"),
+    *("keras_checkpoint", "keras_scaled", "update_ops", "manual_allreduce", "fixed_unchecked"),
+    *("chosen_by_number", "gan", "saved_scale", "session_loop", "double_scaling"),
+    *("never_scaled", "fetched_decision"),
+)
+EAGER = (
+    *("keras_wrapped", "keras_tape", "tf2_bert", "tf2_assigned", "tf2_wrapped"),
+    *("tf2_manual_scale", "tf2_fit", "tf2_gan"),
+)
+SIZES = (1, 2)
+RUNS = [(size, mode) for size in SIZES for mode in ("graph", "eager")]
+
+
+def start(size, mode, output):
+    names = GRAPH if mode == "graph" else EAGER
+    ranks = [*("npu_keras", "run", "-n", "2", "--timeout", "300", "-m")] if size == 2 else []
+    command = [sys.executable, "-m", *ranks, "npu_keras.ascend", str(RUNNER), mode, *names]
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, stdout=output, stderr=output, env=env)
+
+
+def read(text, size):
+    """What each rank left in `RESULT`, by script."""
+    results = {}
+    for line in text.splitlines():
+        rank, found, report = line.partition("RESULT ")
+        if found:
+            name, result = json.JSONDecoder().raw_decode(report)[0]
+            results.setdefault(name, {})[rank.strip()] = result
+    return {n: list(by_rank.values()) for n, by_rank in results.items() if len(by_rank) == size}
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What all runs printed; the two modes run side by side."""
+    texts = {}
+    for size in SIZES:
+        with tempfile.TemporaryFile() as graph, tempfile.TemporaryFile() as eager:
+            files = {"graph": graph, "eager": eager}
+            running = {mode: start(size, mode, file) for mode, file in files.items()}
+            try:
+                for process in running.values():
+                    process.wait(timeout=350)
+            finally:
+                for process in running.values():
+                    process.kill()
+                    process.wait()
+            for mode, file in files.items():
+                file.seek(0)
+                texts[size, mode] = file.read().decode(errors="replace")
+    return texts
+
+
+@pytest.fixture
+def run(outputs):
+    """Returns what a script left, the same on all ranks."""
+
+    def get(name, size, *, same=True):
+        text = outputs[size, "graph" if name in GRAPH else "eager"]
+        results = read(text, size)
+        assert name in results, text[-4000:]
+        if not same:
+            return results[name]
+        assert all(result == results[name][0] for result in results[name])
+        return results[name][0]
+
+    return get
+
+
+both = pytest.mark.parametrize("size", SIZES)
+
+
+@both
+def test_bert_with_accumulation(run, size):
+    """The manager moves once for each application; the flag chooses the scale."""
+    (w, steps, scale, good), others = run("bert_accumulating", size)
+    assert [w, steps, scale, good] == [0.0, 2.0, 2.0**15, 1.0]
+    assert others == [1.0, 1024.0, 1.0, 1.0, "Invalid loss scale: 0"]
+
+
+@both
+def test_bert_with_clipping(run, size):
+    """Each gradient of the mean is (3, 4), clipped to length 1; two overflows halve 2**32."""
+    weights, steps, scale = run("bert_clipping", size)
+    assert weights == pytest.approx([0.4, 0.2])
+    assert (steps, scale) == (2, 2.0**31)
+
+
+@both
+def test_an_optimizer_of_the_script_inside(run, size):
+    assert run("custom_inner", size) == [[1 - 0.5 * size, 1.0]] * 2
+
+
+@both
+def test_two_optimizers_without_scale(run, size):
+    assert run("two_without_scale", size) == [1 - 0.5 * size, [1.0, 1.0, 0.5]]
+
+
+@both
+def test_tensorflow_1_optimizer_in_compile(run, size):
+    weights, scale, good = run("keras_checkpoint", size)
+    assert weights == pytest.approx([0.0, 0.0], abs=1e-5)  # two steps of Adam with rate 0.5
+    assert (scale, good) == (2.0**32, 2)
+
+
+@both
+def test_both_nestings_in_compile(run, size):
+    """The loss is (w x)**2 with x = 1, and 2 on rank 1; no callback of a tuple is lost."""
+    w = 1.0
+    for _ in range(2):
+        w -= 0.5 * 2 * w * {1: 1.0, 2: 2.5}[size]
+    assert run("keras_scaled", size) == [[2, w]] * 2
+
+
+@both
+def test_behind_the_updates_of_statistics(run, size):
+    assert run("update_ops", size) == [1 - 0.5 * size, 2.0, 1.0]
+
+
+@both
+def test_reduced_by_hand(run, size):
+    """A checkpoint without the scale leaves it at its start."""
+    w = 1 - 0.5 * size
+    assert run("manual_allreduce", size) == [[w, 2.0**31], [w, 2.0**32]]
+
+
+@both
+def test_fixed_scales(run, size):
+    """Without the check an infinity is applied, here clipped to 50."""
+    w = 1 - 0.5 * size
+    assert run("fixed_unchecked", size) == [
+        [w - 25.0, 1024.0],
+        [w - 25.0, 2097156.0],
+        [w, 2.0**32],
+    ]
+
+
+@both
+def test_scale_chosen_by_number(run, size):
+    w = 1 - 0.5 * size
+    assert run("chosen_by_number", size) == [[w, 0.0], [w, 4096.0], [w, 512.0]]
+
+
+@both
+def test_two_optimizers_of_a_gan(run, size):
+    """Each has its own scale and decision; a shared manager is refused; one optimizer may do both."""
+    apart, shared, combined = run("gan", size, same=False)[0]
+    assert apart == [1.0, 1 - 0.5 * size, 128.0, 256.0]
+    assert "Each optimizer needs its own loss-scale manager" in shared
+    assert combined == [1.0, 1.0, 128.0]
+
+
+@both
+def test_scale_in_checkpoints(run, size):
+    """Bad steps add up; 2**127 is the top; the variables have the names of TensorFlow 1."""
+    log, before, after, tops, names = run("saved_scale", size)
+    assert (log, before) == (2.0**32, [2.0**32, 0.0, 1.0])
+    assert after == before
+    assert tops == [2.0**65, 2.0**127]
+    assert names == ["bad_steps", "good_steps", "loss_scale", "w"]
+
+
+@both
+def test_session_loop(run, size):
+    for rank, result in enumerate(sorted(run("session_loop", size, same=False))):
+        ranks, refused, hooks, values, activation = result
+        assert ranks == [rank, rank, size, rank]
+        assert refused == [False, True, True, False]
+        assert hooks == 2
+        assert values == [1 - 0.5 * size, 0.5, 1.0]
+        assert activation == 0.841
+
+
+@both
+def test_scaling_twice_is_reported(run, size):
+    (message,) = run("double_scaling", size)
+    assert "The loss depends on the loss scale already" in message
+
+
+@both
+def test_never_scaling_is_reported(run, size):
+    w, (message,) = run("never_scaled", size)
+    assert w == 0.5
+    assert "nothing is scaled" in message
+
+
+@both
+def test_fetching_the_decision_by_name(run, size):
+    assert run("fetched_decision", size) == [2.0**31, False]
+
+
+@both
+def test_keras_optimizers_that_aggregate(run, size):
+    assert run("keras_wrapped", size) == [1 - 0.5 * size] * 3
+
+
+@both
+def test_keras_optimizer_in_a_loop(run, size):
+    assert run("keras_tape", size) == [1 - 0.75 * size, 2, [0.5, 0.25]]
+
+
+@both
+def test_tf2_loop_by_hand(run, size):
+    """A skipped step advances `iterations`, and is seen in `last_step_finite`."""
+    result = run("tf2_bert", size)
+    assert result.pop("w") == pytest.approx([0.4, 0.2])
+    assert result == {
+        "finite": [True, False, True],
+        "loss_scale": 2.0**14,
+        "counter": 1,
+        "iterations": 3,
+        "fixed": 1024.0,
+        "is": True,
+        "rate": 0.5,
+        "refused": 2,
+    }
+
+
+@both
+def test_tf2_optimizer_given_to_a_model(run, size):
+    assert run("tf2_assigned", size) == 0.5
+
+
+@both
+def test_tf2_nestings_and_checkpoint(run, size):
+    inside, outside, warned = run("tf2_wrapped", size)
+    assert inside == outside == [1 - 0.5 * size, 2.0**14, 2, "NpuLossScaleOptimizer"]
+    assert warned == [True]
+
+
+@both
+def test_tf2_scaled_by_a_constant(run, size):
+    assert run("tf2_manual_scale", size) == [1 - 1.0 * size, 4]
+
+
+@both
+def test_tf2_fit(run, size):
+    """The inputs are 1 and 3 in turn, so that a rank alone has half of them."""
+    alone, together, batch_size, message = run("tf2_fit", size, same=False)[0]
+    assert alone in {1: [0.5], 2: [0.75, 0.25]}[size]
+    assert together == 0.5
+    assert batch_size == 4 // size
+    assert ("must be divisible by num npus: 2" in message) == (size == 2)
+
+
+@both
+def test_tf2_two_optimizers_and_sparse_gradients(run, size):
+    g, d, rows, activation = run("tf2_gan", size)
+    w = 1 - 0.5 * size
+    assert (g, d, rows) == (w, [w, 1.0, w], [1.0, 1.0 - size])
+    assert activation == pytest.approx([0.0, 0.845796])
