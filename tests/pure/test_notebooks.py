@@ -25,7 +25,10 @@ def texts(output):
     return ["".join(text) for kind, text in data.items() if kind.startswith("text/")]
 
 
-def test_they_are_found():
+def test_they_are_numbered():
+    assert [path.name[:2] for path in NOTEBOOKS] == [
+        f"{n:02}" for n in range(1, 1 + len(NOTEBOOKS))
+    ]
     assert NOTEBOOKS
 
 
