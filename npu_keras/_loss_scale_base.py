@@ -142,6 +142,8 @@ class StatelessManager(LossScaleManager):
     """Immutable configuration; the first field is the initial loss scale."""
 
     _fields: ClassVar[tuple[str, ...]]
+    read_unbound = False
+    """Whether somebody has read the scale before there was an optimizer: a constant."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -155,7 +157,10 @@ class StatelessManager(LossScaleManager):
     def get_loss_scale(self) -> Any:
         """Return the optimizer's loss scale, or the initial one (float32) before there is any."""
         owner = self._bound_owner()
-        return self.initial_state().loss_scale if owner is None else owner.loss_scale
+        if owner is not None:
+            return owner.loss_scale
+        self.__dict__["read_unbound"] = True
+        return self.initial_state().loss_scale
 
     def update_loss_scale(self, finite_grads: Any) -> Any:
         """Move the state kept by the optimizer by one step.

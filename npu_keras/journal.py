@@ -187,7 +187,8 @@ def read(variable: Any) -> np.ndarray:
     if session is None:
         raise RuntimeError(
             "In a graph the journal is read in a session: `with session.as_default(): "
-            "optimizer.journal.drain()`."
+            "optimizer.journal.drain()`; with a MonitoredSession in the `after_run` or `end` of a "
+            "hook, whose `run_context.session` (or `session`) is such a one."
         )
     return np.asarray(session.run(variable))
 

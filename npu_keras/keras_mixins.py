@@ -9,6 +9,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.host import KerasHost, revive
+from npu_keras.nesting import KERAS_3, require_home
 from npu_keras.overflow import INF_NAN
 from npu_keras.scaling import require_manager
 
@@ -29,6 +30,7 @@ class KerasMixin(KerasHost):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        require_home(cls, KERAS_3)
         _require_mixin_first(cls)
 
     def get_config(self) -> dict[str, Any]:

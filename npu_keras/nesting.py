@@ -92,13 +92,31 @@ def wrong_optimizer(opt: Any, expected: str, example: str) -> TypeError:
     )
 
 
+def require_home(cls: type, expected: str) -> None:
+    """Raises TypeError for an optimizer class of another flavour's that a mixin is put before.
+
+    Args:
+        cls: the class that uses the mixin.
+        expected: a key of `HOMES`.
+    """
+    for base in cls.__mro__:
+        home = _home_of_class(base) if hasattr(base, "apply_gradients") else None
+        if home not in (None, expected):
+            raise TypeError(
+                f"In class {cls.__name__} the mixin is for {expected} optimizers, and "
+                f"{base.__name__} is a {home} optimizer. Use what `{HOMES[home]}` has for it."
+            )
+
+
 def _home_of(opt: Any) -> Any:
     cls = opt if isinstance(opt, type) else type(opt)
-    modules = {base.__module__.split(".")[0] for base in cls.__mro__}
-    for root, home in (("tf_keras", TF_KERAS), ("keras", KERAS_3), ("tensorflow", V1)):
-        if root in modules:
-            return home
-    return None
+    homes = {_home_of_class(base) for base in cls.__mro__}
+    return next((home for home in (TF_KERAS, KERAS_3, V1) if home in homes), None)
+
+
+def _home_of_class(cls: type) -> Any:
+    roots = {"tf_keras": TF_KERAS, "keras": KERAS_3, "tensorflow": V1}
+    return roots.get(cls.__module__.split(".")[0])
 
 
 def _require_no_second(

@@ -7,18 +7,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from npu_keras.aggregation import GradientAggregation
-from npu_keras.flags import aggregation_in_force, manager_in_force, tail_in_force
+from npu_keras.constructors import (
+    ConstructedByFlags,
+    ConstructedWithRanks,
+    ConstructedWithScale,
+)
 from npu_keras.host import PACKAGE, KerasHost
-from npu_keras.loss_scale import LossScaleManager
-from npu_keras.overflow import INF_NAN
-from npu_keras.scaling import require_manager
 from npu_keras.sharding import WeightUpdateSharding
 from npu_keras.wrapper import WrapperHost
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class NPULossScaleOptimizer(WrapperHost):
+class NPULossScaleOptimizer(ConstructedWithScale, WrapperHost):
     """Scales the loss, and skips a step whose gradients overflowed.
 
     Args:
@@ -44,32 +44,9 @@ class NPULossScaleOptimizer(WrapperHost):
     ```
     """
 
-    def __init__(
-        self,
-        opt: keras.optimizers.Optimizer,
-        loss_scale_manager: LossScaleManager,
-        is_distributed: bool = False,
-        *,
-        overflow_mode: str = INF_NAN,
-    ) -> None:
-        scaling = (require_manager(loss_scale_manager), overflow_mode)
-        self._init_wrapper(opt, type(self).__name__, scaling)
-        self.is_distributed = bool(is_distributed)
-        self._decides_together |= self.is_distributed
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "opt": serialize(self.inner_optimizer),
-            "loss_scale_manager": serialize(self.loss_scale_manager),
-            "is_distributed": self.is_distributed,
-            "overflow_mode": self.overflow_mode,
-        }
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class NPUOptimizer(WrapperHost):
+class NPUOptimizer(ConstructedByFlags, WrapperHost):
     """Loss scaling and distributed gradient aggregation in one optimizer, each by a flag.
 
     Args:
@@ -99,48 +76,9 @@ class NPUOptimizer(WrapperHost):
     ```
     """
 
-    def __init__(
-        self,
-        opt: keras.optimizers.Optimizer,
-        loss_scale_manager: LossScaleManager | None = None,
-        is_distributed: bool = False,
-        is_loss_scale: bool = False,
-        is_tailing_optimization: bool = False,
-        name: str | None = None,
-        *,
-        overflow_mode: str = INF_NAN,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        manager = manager_in_force(loss_scale_manager, is_loss_scale)
-        aggregation = aggregation_in_force(aggregation, is_distributed)
-        overlaps_tail = tail_in_force(is_tailing_optimization, is_distributed)
-        name = name or f"NPUOptimizer{type(opt).__name__}"
-        self._init_wrapper(opt, name, (manager, overflow_mode), aggregation)
-        self._given_manager = loss_scale_manager
-        self._given_mode = overflow_mode
-        self.is_distributed = bool(is_distributed)
-        self.is_loss_scale = bool(is_loss_scale)
-        self.is_tailing_optimization = bool(is_tailing_optimization)
-        self._overlaps_tail |= overlaps_tail
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        serialize = keras.saving.serialize_keras_object
-        manager = self._given_manager
-        return {
-            "opt": serialize(self.inner_optimizer),
-            "loss_scale_manager": None if manager is None else serialize(manager),
-            "is_distributed": self.is_distributed,
-            "is_loss_scale": self.is_loss_scale,
-            "is_tailing_optimization": self.is_tailing_optimization,
-            "name": self.name,
-            "overflow_mode": self._given_mode,
-            "aggregation": serialize(self._aggregation) if self.is_distributed else None,
-        }
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class NPUDistributedOptimizer(WrapperHost):
+class NPUDistributedOptimizer(ConstructedWithRanks, WrapperHost):
     """Aggregates the gradients of all ranks before the update.
 
     Args:
@@ -162,24 +100,16 @@ class NPUDistributedOptimizer(WrapperHost):
     ```
     """
 
-    def __init__(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        is_weight_update_sharding: bool = False,
-        name: str | None = None,
-        *,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
-        self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
-        self.is_weight_update_sharding = bool(is_weight_update_sharding)
-        self._sharding: WeightUpdateSharding | None = None
+    _sharding: WeightUpdateSharding | None = None
+
+    def __init__(self, optimizer: Any, is_weight_update_sharding: bool = False, **kwargs: Any):
         if is_weight_update_sharding and isinstance(optimizer, KerasHost):
             raise TypeError(
                 "With `is_weight_update_sharding=True` the optimizer inside must be a plain one; "
                 "put loss scaling outside: `NPULossScaleOptimizer(NPUDistributedOptimizer(opt, "
                 "is_weight_update_sharding=True), manager)`."
             )
+        super().__init__(optimizer, is_weight_update_sharding, **kwargs)
 
     def _build_target(self, variables: list[Any]) -> None:
         if self.is_weight_update_sharding:
@@ -222,13 +152,3 @@ class NPUDistributedOptimizer(WrapperHost):
             super().finalize_variable_values(var_list)
         else:
             self._sharding.finalize()
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "optimizer": serialize(self.inner_optimizer),
-            "is_weight_update_sharding": self.is_weight_update_sharding,
-            "name": self.name,
-            "aggregation": serialize(self._aggregation),
-        }

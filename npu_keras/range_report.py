@@ -90,6 +90,11 @@ def summary(measured: GradientRange) -> str:
         measured: the magnitudes.
     """
     if not measured.counts.any():
+        if measured.not_finite.any():
+            return (
+                f"All {int(measured.not_finite.sum()):,} elements other than 0 were infinite or "
+                "NaN, which no loss scale can cure: look at the data and the forward pass."
+            )
         return "No gradient other than 0 has been counted."
     fitting = fitting_scales(measured)
     lines = [f"Loss scale {scale_text(measured.loss_scale)}. {_verdict(fitting)}"]

@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = name_text(str(error.filename or options.events))
         print(f"{name}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except ValueError as error:
+        _print(str(error))
+        return 1
     _print(f"{text(report)}\n\nWritten: {options.output}")
     return 0
 
@@ -65,8 +68,14 @@ def make(path: str | Path) -> Report:
 
     Raises:
         OSError: if the file cannot be read.
+        ValueError: if it has lines, but none that is an event.
     """
     events, damaged = read_events(path)
+    if damaged and not events:
+        raise ValueError(
+            f"{name_text(os.path.basename(path))}: no line of it is an event. Give the file that "
+            "`LossScaleLogger(jsonl=...)` wrote."
+        )
     figures = _figures(events)
     notes = [damage_text(damaged)] if damaged else []
     notes += [] if figures else [WITHOUT_FIGURES]

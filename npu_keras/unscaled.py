@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the optimizers of a float16 model for which nobody scales the loss."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -54,8 +55,16 @@ def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
         if name.startswith("_self_"):  # TensorFlow's own record of the attributes
             continue
         for label, item in [(name, value), *_items(name, value)]:
-            if isinstance(item, keras.optimizers.Optimizer):
+            if isinstance(item, _optimizer_classes()):
                 yield label, item
+
+
+def _optimizer_classes() -> tuple[type, ...]:
+    tf_keras = sys.modules.get("tf_keras")
+    if tf_keras is None:
+        return (keras.optimizers.Optimizer,)
+    own = tf_keras.optimizers
+    return keras.optimizers.Optimizer, own.Optimizer, own.legacy.Optimizer
 
 
 def _items(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -70,5 +79,6 @@ def _scales(optimizer: Any) -> bool:
     scaling = getattr(optimizer, "_scaling", None)
     if scaling is not None:
         return scaling.active
-    scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return scaler or optimizer.loss_scale_factor is not None
+    # Its name, since the class may be that of Keras 3 or of tf_keras, which is not imported.
+    scaler = any(base.__name__ == "LossScaleOptimizer" for base in type(optimizer).__mro__)
+    return scaler or getattr(optimizer, "loss_scale_factor", None) is not None

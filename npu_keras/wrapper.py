@@ -8,6 +8,8 @@ import keras
 from keras.optimizers import LossScaleOptimizer
 
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.constructors import Constructed
+from npu_keras.forwarding import Forwarding, forward
 from npu_keras.host import KerasHost, revive
 from npu_keras.nesting import KERAS_3, adopt, claim, scales_already, wrong_optimizer
 from npu_keras.saved_state import SavedAroundInner
@@ -27,7 +29,7 @@ FORWARDED = (
 """Settings that every Keras 3 optimizer has and that only mean something on the inner one."""
 
 
-class WrapperHost(SavedAroundInner, KerasHost):
+class WrapperHost(SavedAroundInner, Forwarding, KerasHost, Constructed):
     """A loss-scaled step around an inner optimizer, which does the updating."""
 
     def _init_wrapper(
@@ -108,6 +110,11 @@ class WrapperHost(SavedAroundInner, KerasHost):
             return super().scale_loss(loss)
         return self.inner_optimizer.scale_loss(loss)
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON-safe."""
+        arguments = self._arguments()
+        return {name: keras.saving.serialize_keras_object(arguments[name]) for name in arguments}
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Makes an optimizer from `get_config`'s result, which is left as it is."""
@@ -117,34 +124,8 @@ class WrapperHost(SavedAroundInner, KerasHost):
                 config[key] = revive(config[key], custom_objects)
         return cls(**config)
 
-    def __getattr__(self, name: str) -> Any:
-        # Hyperparameters of the inner optimizer, such as `beta_1`, are read through the wrapper.
-        if name.startswith("_") or "inner_optimizer" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner_optimizer, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        inner = vars(self).get("inner_optimizer")
-        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
-        if own or name not in getattr(inner, "__dict__", ()):
-            super().__setattr__(name, value)
-        else:
-            setattr(inner, name, value)
-
-
-def _forwarded(name: str) -> property:
-    def read(self: WrapperHost) -> Any:
-        return getattr(self.inner_optimizer, name)
-
-    def write(self: WrapperHost, value: Any) -> None:
-        if "inner_optimizer" in vars(self):  # not yet in the base class' constructor
-            setattr(self.inner_optimizer, name, value)
-
-    return property(read, write, doc=f"The inner optimizer's `{name}`.")
-
-
-for _name in FORWARDED:
-    setattr(WrapperHost, _name, _forwarded(_name))
+forward(WrapperHost, FORWARDED)
 
 
 def _require_optimizer(opt: Any, wrapper: str) -> None:

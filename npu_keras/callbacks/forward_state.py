@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a forward pass writes, and a skipped step has to put back."""
 
+import math
 from typing import Any
 
 from npu_keras.callbacks.host_model import internals
+from npu_keras.events import Snapshot
 
 QUANTIZED = ("int8", "uint8")
 
@@ -46,3 +48,18 @@ def protect_forward_state(model: Any) -> None:
         return
     if optimizer.protect(forward_state(model)):
         model.make_train_function(force=True)
+
+
+def correct_loss(logs: dict[str, Any] | None, before: Snapshot, now: Snapshot) -> None:
+    """Makes the loss of an epoch NaN in which every step was skipped.
+
+    It is an average of nothing then, which Keras shows as a perfect 0.
+
+    Args:
+        logs: those of the epoch, changed in place.
+        before: the counters at its begin.
+        now: the counters at its end.
+    """
+    attempted = now.attempted_steps - before.attempted_steps
+    if logs and "loss" in logs and 0 < attempted == now.skipped_steps - before.skipped_steps:
+        logs["loss"] = math.nan

@@ -10,7 +10,7 @@ import keras
 
 from npu_keras.callbacks import wording
 from npu_keras.callbacks.base import Callback
-from npu_keras.callbacks.forward_state import protect_forward_state
+from npu_keras.callbacks.forward_state import correct_loss, protect_forward_state
 from npu_keras.callbacks.host_model import compute_dtypes
 from npu_keras.callbacks.scaled import require_loss_scaled, speaks_for_all
 from npu_keras.event_log import EventLog
@@ -142,8 +142,7 @@ class LossScaleLogger(Callback):
         self._before = now
         if logs is not None:
             logs.update({self.prefix + key: value for key, value in _values(span).items()})
-            if "loss" in logs and 0 < span.attempted == span.skipped:
-                logs["loss"] = math.nan  # an average of nothing, which Keras shows as a perfect 0
+            correct_loss(logs, span.before, span.after)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Says what there is still to say."""

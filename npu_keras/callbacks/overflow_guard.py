@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npu_keras.callbacks.base import Callback
-from npu_keras.callbacks.forward_state import protect_forward_state
+from npu_keras.callbacks.forward_state import correct_loss, protect_forward_state
 from npu_keras.callbacks.host_model import internals
 from npu_keras.callbacks.scaled import peers, require_loss_scaled, speaks_for_all
 from npu_keras.callbacks.symptoms import (
@@ -19,7 +19,7 @@ from npu_keras.callbacks.symptoms import (
     Limits,
     Watch,
 )
-from npu_keras.journal import JournalReader, read
+from npu_keras.journal import JournalReader, Snapshot, read
 from npu_keras.words import scale_text
 
 ACTIONS = ("warn", "stop", "raise")
@@ -63,8 +63,8 @@ class OverflowGuard(Callback):
             training, `"raise"` raises `OverflowError` with the same text.
 
     Raises:
-        ValueError: for other arguments; at the begin of training, if the model's optimizer does not
-            scale the loss by this package.
+        ValueError: for other arguments; at the begin of training, if the model's optimizer
+            is none of this package.
         OverflowError: on all ranks, if `"raise"` was asked for.
 
     Example:
@@ -101,6 +101,7 @@ class OverflowGuard(Callback):
     _watch: Watch
     _named: set[str]
     _loss: Any
+    _before: Snapshot
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the loss-scaled optimizer."""
@@ -113,6 +114,7 @@ class OverflowGuard(Callback):
         self._begin_once()
         self._seen, self._unread, self._loss = 0, 0, 0.0
         self._forward_in_epoch = False
+        self._before = self._optimizer.journal.snapshot()
         protect_forward_state(self.model)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -133,6 +135,7 @@ class OverflowGuard(Callback):
         if engine is not None:
             finite = all(engine.exchange(finite, "finite losses"))
         self._judge_loss(finite and not _bad_weights(self._optimizer))
+        correct_loss(logs, self._before, self._optimizer.journal.snapshot())
 
     def _begin_once(self) -> None:
         # Not in `on_train_begin`, where `BackupAndRestore` brings back the events of earlier runs.

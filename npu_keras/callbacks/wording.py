@@ -189,7 +189,8 @@ def _forward(overflows: Sequence[Event]) -> str:
 
 def _floor(overflows: Sequence[Event], manager: Any) -> str:
     floor = manager.min_loss_scale
-    if floor is None or overflows[-1].scale_before > floor:
+    gradients = [event for event in overflows if not event.forward]
+    if floor is None or not gradients or gradients[-1].scale_before > floor:
         return ""
     return (
         f"the scale is at its floor of {scale_text(floor)}: lower `min_loss_scale`, or look for "

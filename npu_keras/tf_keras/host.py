@@ -153,9 +153,9 @@ class TfKerasHost(SavedByPosition, LossScaleInterface, _LossScaleOptimizer, meta
         position = self._positions.get(variable_key(variable))
         if position is None:
             raise ValueError(
-                f"{type(self).__name__} does not know the variable {variable.name!r}. Call "
-                "`optimizer.build(variables)` with all variables it is to train before the first "
-                "step, or make an optimizer for each part."
+                f"{type(self).__name__} does not know the variable {variable.name!r}. Before the "
+                "first step call `optimizer.build(variables)` with all variables it is ever to "
+                "train; after layers were unfrozen, or for another model, make a new optimizer."
             )
         return int(position)
 

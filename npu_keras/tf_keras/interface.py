@@ -147,6 +147,7 @@ class LossScaleInterface(StepMixin):
         self,
         grads_and_vars: Iterable[tuple[Gradient | None, Any]],
         name: str | None = None,
+        *,
         skip_gradients_aggregation: bool = False,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:

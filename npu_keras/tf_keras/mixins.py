@@ -10,6 +10,7 @@ import tf_keras
 
 from npu_keras._upstream_tf_keras import is_legacy
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.nesting import TF_KERAS, require_home
 from npu_keras.overflow import INF_NAN
 from npu_keras.scaling import UNSCALED, require_manager
 from npu_keras.tf_keras.host import TfKerasHost
@@ -35,6 +36,7 @@ class TfKerasMixin(TfKerasHost):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        require_home(cls, TF_KERAS)
         _require_mixin_first(cls)
 
     def __init__(

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tf_keras optimizers with Ascend's names: wrappers around any tf_keras optimizer."""
 
-from typing import Any
-
 import tf_keras
 
-from npu_keras.aggregation import GradientAggregation
-from npu_keras.flags import aggregation_in_force, manager_in_force, tail_in_force
-from npu_keras.loss_scale import LossScaleManager
-from npu_keras.overflow import INF_NAN
-from npu_keras.scaling import require_manager
+from npu_keras.constructors import (
+    ConstructedByFlags,
+    ConstructedWithRanks,
+    ConstructedWithScale,
+)
 from npu_keras.tf_keras.host import PACKAGE
-from npu_keras.tf_keras.revive import serialized
 from npu_keras.tf_keras.wrapper import TfKerasWrapper
 
 
 @tf_keras.saving.register_keras_serializable(PACKAGE)
-class NPULossScaleOptimizer(TfKerasWrapper):
+class NPULossScaleOptimizer(ConstructedWithScale, TfKerasWrapper):
     """Scales the loss, and skips a step whose gradients overflowed.
 
     A skipped step does not advance `iterations`; with `tf_keras.mixed_precision`'s own
@@ -44,31 +41,9 @@ class NPULossScaleOptimizer(TfKerasWrapper):
     ```
     """
 
-    def __init__(
-        self,
-        opt: Any,
-        loss_scale_manager: LossScaleManager,
-        is_distributed: bool = False,
-        *,
-        overflow_mode: str = INF_NAN,
-    ) -> None:
-        scaling = (require_manager(loss_scale_manager), overflow_mode)
-        self._init_wrapper(opt, type(self).__name__, scaling)
-        self.is_distributed = bool(is_distributed)
-        self._decides_together |= self.is_distributed
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        return {
-            "opt": tf_keras.optimizers.serialize(self.inner_optimizer),
-            "loss_scale_manager": serialized(self.loss_scale_manager),
-            "is_distributed": self.is_distributed,
-            "overflow_mode": self.overflow_mode,
-        }
-
 
 @tf_keras.saving.register_keras_serializable(PACKAGE)
-class NPUOptimizer(TfKerasWrapper):
+class NPUOptimizer(ConstructedByFlags, TfKerasWrapper):
     """Loss scaling and distributed gradient aggregation in one optimizer, each by a flag.
 
     A skipped step does not advance `iterations`; with `tf_keras.mixed_precision`'s own
@@ -101,46 +76,9 @@ class NPUOptimizer(TfKerasWrapper):
     ```
     """
 
-    def __init__(
-        self,
-        opt: Any,
-        loss_scale_manager: LossScaleManager | None = None,
-        is_distributed: bool = False,
-        is_loss_scale: bool = False,
-        is_tailing_optimization: bool = False,
-        name: str | None = None,
-        *,
-        overflow_mode: str = INF_NAN,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        manager = manager_in_force(loss_scale_manager, is_loss_scale)
-        aggregation = aggregation_in_force(aggregation, is_distributed)
-        overlaps_tail = tail_in_force(is_tailing_optimization, is_distributed)
-        name = name or f"NPUOptimizer{type(opt).__name__}"
-        self._init_wrapper(opt, name, (manager, overflow_mode), aggregation)
-        self._given_mode = overflow_mode
-        self.__dict__["_given_manager"] = loss_scale_manager
-        self.is_distributed = bool(is_distributed)
-        self.is_loss_scale = bool(is_loss_scale)
-        self.is_tailing_optimization = bool(is_tailing_optimization)
-        self._overlaps_tail |= overlaps_tail
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        return {
-            "opt": tf_keras.optimizers.serialize(self.inner_optimizer),
-            "loss_scale_manager": serialized(self._given_manager),
-            "is_distributed": self.is_distributed,
-            "is_loss_scale": self.is_loss_scale,
-            "is_tailing_optimization": self.is_tailing_optimization,
-            "name": self.name,
-            "overflow_mode": self._given_mode,
-            "aggregation": serialized(self._aggregation) if self.is_distributed else None,
-        }
-
 
 @tf_keras.saving.register_keras_serializable(PACKAGE)
-class NPUDistributedOptimizer(TfKerasWrapper):
+class NPUDistributedOptimizer(ConstructedWithRanks, TfKerasWrapper):
     """Aggregates the gradients of all ranks before the update.
 
     Args:
@@ -163,29 +101,8 @@ class NPUDistributedOptimizer(TfKerasWrapper):
     ```
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        is_weight_update_sharding: bool = False,
-        name: str | None = None,
-        *,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        if is_weight_update_sharding:
-            raise ValueError(
-                "`is_weight_update_sharding=True` needs a Keras 3 optimizer in "
-                "`npu_keras.NPUDistributedOptimizer`. With tf_keras leave it out: every rank then "
-                "updates all variables, to the same values."
-            )
-        name = name or f"Distributed{type(optimizer).__name__}"
-        self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
-        self.is_weight_update_sharding = False
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON-safe."""
-        return {
-            "optimizer": tf_keras.optimizers.serialize(self.inner_optimizer),
-            "is_weight_update_sharding": self.is_weight_update_sharding,
-            "name": self.name,
-            "aggregation": serialized(self._aggregation),
-        }
+    _no_sharding = (
+        "`is_weight_update_sharding=True` needs a Keras 3 optimizer in "
+        "`npu_keras.NPUDistributedOptimizer`. With tf_keras leave it out: every rank then updates "
+        "all variables, to the same values."
+    )

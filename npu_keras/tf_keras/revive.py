@@ -5,13 +5,16 @@ from typing import Any
 
 import tf_keras
 
+_OPTIMIZERS = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
 SETTINGS = ("loss_scale_manager", "aggregation")
 OPTIMIZERS = ("opt", "optimizer")
 
 
 def serialized(value: Any) -> Any:
-    """Returns a JSON-safe form of a manager or of aggregation settings; None stays None."""
-    return None if value is None else tf_keras.saving.serialize_keras_object(value)
+    """Returns a JSON-safe form of an argument: an optimizer, a manager, a flag, a name, None."""
+    if isinstance(value, _OPTIMIZERS):
+        return tf_keras.optimizers.serialize(value)
+    return tf_keras.saving.serialize_keras_object(value)
 
 
 def revived_settings(config: dict[str, Any], custom_objects: Any = None) -> dict[str, Any]:

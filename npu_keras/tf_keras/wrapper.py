@@ -10,12 +10,14 @@ import tf_keras
 
 from npu_keras._upstream_tf_keras import aggregates_by_itself, fresh_children, is_legacy
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.constructors import Constructed
+from npu_keras.forwarding import Forwarding, forward
 from npu_keras.nesting import TF_KERAS, adopt, claim, scales_already, was_claimed, wrong_optimizer
 from npu_keras.saved_state import SavedAroundInner
 from npu_keras.scaling import UNSCALED
 from npu_keras.tf_keras.host import TfKerasHost
 from npu_keras.tf_keras.interface import Pairs
-from npu_keras.tf_keras.revive import revived_settings
+from npu_keras.tf_keras.revive import revived_settings, serialized
 
 FORWARDED = (
     "learning_rate",
@@ -41,7 +43,9 @@ class CallableList(list[Any]):
         return self
 
 
-class TfKerasWrapper(SavedAroundInner, TfKerasHost, tf_keras.optimizers.Optimizer):
+class TfKerasWrapper(
+    SavedAroundInner, Forwarding, TfKerasHost, Constructed, tf_keras.optimizers.Optimizer
+):
     """A loss-scaled step around an inner optimizer, new or legacy, which does the updating."""
 
     inner_optimizer: Any = None
@@ -152,44 +156,23 @@ class TfKerasWrapper(SavedAroundInner, TfKerasHost, tf_keras.optimizers.Optimize
         return [*self._variables, *(inner.weights if is_legacy(inner) else ())]
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        return fresh_children(self, super()._trackable_children, save_type, **kwargs)
+        children = fresh_children(self, super()._trackable_children, save_type, **kwargs)
+        if save_type == "savedmodel":
+            # A SavedModel is read into a plain tf_keras optimizer, which has a counter of its own.
+            children.setdefault("_iterations", self.iterations)
+        return children
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON-safe."""
+        return {name: serialized(value) for name, value in self._arguments().items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Makes an optimizer from `get_config`'s result, which is left as it is."""
         return cls(**revived_settings(config, custom_objects))
 
-    def __getattr__(self, name: str) -> Any:
-        # Hyperparameters of the inner optimizer, such as `beta_1`, are read through the wrapper.
-        if name.startswith("_") or "inner_optimizer" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner_optimizer, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        inner = vars(self).get("inner_optimizer")
-        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
-        if own or not _has(inner, name):
-            super().__setattr__(name, value)
-        else:
-            setattr(inner, name, value)
-
-
-def _has(inner: Any, name: str) -> bool:
-    return name in getattr(inner, "__dict__", ()) or name in getattr(inner, "_hyper", ())
-
-
-def _forwarded(name: str) -> property:
-    def read(self: TfKerasWrapper) -> Any:
-        return getattr(self.inner_optimizer, name)
-
-    def write(self: TfKerasWrapper, value: Any) -> None:
-        setattr(self.inner_optimizer, name, value)
-
-    return property(read, write, doc=f"The inner optimizer's `{name}`.")
-
-
-for _name in FORWARDED:
-    setattr(TfKerasWrapper, _name, _forwarded(_name))
+forward(TfKerasWrapper, FORWARDED)
 
 
 def _require_optimizer(opt: Any, wrapper: str) -> None:

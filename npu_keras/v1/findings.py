@@ -54,9 +54,11 @@ class Findings:
     def add(self, call: Computed) -> None:
         """Notes a call; eagerly, those for the same variables become one."""
         if tf.executing_eagerly():
+            # All but the newest, which may be applied as it is, count as micro-batches.
             same = [c for c in self._calls if c.positions == call.positions and c.is_reachable()]
-            self._calls = [c for c in self._calls if not any(c is other for other in same)]
-            call = functools.reduce(_merged, [*same, call])
+            if same:
+                self._calls = [c for c in self._calls if not any(c is other for other in same)]
+                self._calls.append(functools.reduce(_merged, same))
         self._calls.append(call)
 
     def take(self, gradients: Sequence[Any], positions: Sequence[int]) -> Computed | None:
@@ -70,7 +72,7 @@ class Findings:
         exact = [call for call in reachable if call.is_exactly(gradients)]
         related = [call for call in reachable if call.positions & set(positions)]
         found = exact or related
-        self._calls = [c for c in self._calls if not any(c is other for other in found)]
+        self._calls = [c for c in self._calls if not any(c is other for other in related)]
         return functools.reduce(_merged, found) if found else None
 
 

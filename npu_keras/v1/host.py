@@ -16,6 +16,7 @@ from npu_keras import step as order
 from npu_keras._upstream import keeps_order
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import Channel, GradientList
+from npu_keras.constructors import Constructed
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.engines.lane_order import separate
 from npu_keras.nesting import adopt, claim
@@ -25,18 +26,18 @@ from npu_keras.sparse import Gradient, map_values
 from npu_keras.unscaling import present_gradients, unscaled
 from npu_keras.v1.findings import Computed, Findings, first_of, spread
 from npu_keras.v1.graph_managers import InGraph, adapted
-from npu_keras.v1.inner import in_present_scope, require_optimizer
-from npu_keras.v1.loss_check import LossCheck
+from npu_keras.v1.inner import as_train_op, in_present_scope, require_optimizer
+from npu_keras.v1.loss_check import LossCheck, warn_of_constant_scale
 from npu_keras.v1.names import V1Names
 from npu_keras.v1.ranks import V1Ranks
 
 _numbers = itertools.count()
 
 
-class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
+class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
     """A `tf.compat.v1.train.Optimizer` that takes loss-scaled steps around another one."""
 
-    def __init__(
+    def _init_wrapper(
         self,
         opt: Any,
         name: str,
@@ -44,7 +45,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         aggregation: GradientAggregation | None = None,
     ) -> None:
         require_optimizer(opt)
-        super().__init__(use_locking=False, name=name)
+        tf.compat.v1.train.Optimizer.__init__(self, use_locking=False, name=name)
         self.inner_optimizer = opt
         if isinstance(opt, tf.compat.v1.train.Optimizer):
             self._track_trackable(opt, "inner_optimizer")
@@ -58,6 +59,7 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
         claim(opt, self)
 
     def _make_scaling(self, manager: Any, mode: str) -> None:
+        warn_of_constant_scale(manager)
         manager = adapted(manager)
         self._plain_names = manager is not None and not isinstance(manager, InGraph)
         create, paths = self._create_state_variable, self._variable_paths
@@ -191,7 +193,9 @@ class V1Host(V1Names, V1Ranks, tf.compat.v1.train.Optimizer):
             update = in_present_scope(self._target().apply_gradients, pairs, global_step)
             with tf.control_dependencies(list(before)):  # a user's manager writes what is read here
                 done = order.settle(step, before, decision, [update])
-        return None if tf.executing_eagerly() else tf.group(*done, name=name or self._name)
+        if tf.executing_eagerly():
+            return None
+        return as_train_op(tf.group(*done, name=name or self._name))
 
     def _decision(self, step: order.Step, own: GradientList, call: Computed | None) -> Decision:
         if not step.manager.enable_overflow_check:

@@ -34,3 +34,17 @@ def in_present_scope(apply: Any, pairs: list[Any], global_step: Any) -> Callable
             return apply(pairs, global_step=global_step)
 
     return applied
+
+
+def as_train_op(op: tf.Operation) -> tf.Operation:
+    """Puts the whole step into the collection of train ops, in place of an update in a branch.
+
+    An op of a branch is not in the graph, which could not be imported again.
+    """
+    if keeps_order():
+        return op
+    train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    train_ops[:] = [other for other in train_ops if other.graph is op.graph]
+    if op not in train_ops:
+        train_ops.append(op)
+    return op

@@ -66,6 +66,18 @@ class LossCheck:
         return any(tensor is handle for tensor in _sources(loss))
 
 
+def warn_of_constant_scale(manager: Any) -> None:
+    """Warns if a graph may hold a loss scale that was read before there was an optimizer."""
+    if getattr(manager, "read_unbound", False) and not tf.executing_eagerly():
+        warnings.warn(
+            "`get_loss_scale()` was called before the manager had an optimizer, and gave the first "
+            "loss scale as a constant. If the loss was multiplied by it, gradients come out too "
+            "large by that factor: pass the plain loss. To show the scale, ask for it after the "
+            "optimizer has been made.",
+            stacklevel=6,
+        )
+
+
 def _sources(loss: tf.Tensor) -> Iterator[Any]:
     """Walks back from a scalar through scalars, to what they are read from."""
     captured = {id(inner): outer for outer, inner in getattr(loss.graph, "captures", ())}

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `tf.compat.v1.train` optimizers with Ascend's names."""
 
-from typing import Any
-
-from npu_keras.aggregation import GradientAggregation
-from npu_keras.flags import aggregation_in_force, manager_in_force, tail_in_force
-from npu_keras.loss_scale import LossScaleManager
-from npu_keras.overflow import INF_NAN
-from npu_keras.scaling import require_manager
+from npu_keras.constructors import (
+    ConstructedByFlags,
+    ConstructedWithRanks,
+    ConstructedWithScale,
+)
 from npu_keras.v1.host import V1Host
 
 
-class NPULossScaleOptimizer(V1Host):
+class NPULossScaleOptimizer(ConstructedWithScale, V1Host):
     """Scales the loss, and skips a step whose gradients overflowed.
 
     In a graph the scale is the variable `loss_scale`, the counters are `good_steps` and
@@ -42,21 +40,8 @@ class NPULossScaleOptimizer(V1Host):
     ```
     """
 
-    def __init__(
-        self,
-        opt: Any,
-        loss_scale_manager: LossScaleManager,
-        is_distributed: bool = False,
-        *,
-        overflow_mode: str = INF_NAN,
-    ) -> None:
-        scaling = (require_manager(loss_scale_manager), overflow_mode)
-        super().__init__(opt, type(self).__name__, scaling)
-        self.is_distributed = bool(is_distributed)
-        self._decides_together |= self.is_distributed
 
-
-class NPUOptimizer(V1Host):
+class NPUOptimizer(ConstructedByFlags, V1Host):
     """Loss scaling and distributed gradient aggregation in one optimizer, each by a flag.
 
     Args:
@@ -91,30 +76,8 @@ class NPUOptimizer(V1Host):
     ```
     """
 
-    def __init__(
-        self,
-        opt: Any,
-        loss_scale_manager: LossScaleManager | None = None,
-        is_distributed: bool = False,
-        is_loss_scale: bool = False,
-        is_tailing_optimization: bool = False,
-        name: str | None = None,
-        *,
-        overflow_mode: str = INF_NAN,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        manager = manager_in_force(loss_scale_manager, is_loss_scale)
-        aggregation = aggregation_in_force(aggregation, is_distributed)
-        overlaps_tail = tail_in_force(is_tailing_optimization, is_distributed)
-        name = name or f"NPUOptimizer{type(opt).__name__}"
-        super().__init__(opt, name, (manager, overflow_mode), aggregation)
-        self.is_distributed = bool(is_distributed)
-        self.is_loss_scale = bool(is_loss_scale)
-        self.is_tailing_optimization = bool(is_tailing_optimization)
-        self._overlaps_tail |= overlaps_tail
 
-
-class NPUDistributedOptimizer(V1Host):
+class NPUDistributedOptimizer(ConstructedWithRanks, V1Host):
     """Aggregates the gradients of all ranks in `compute_gradients`.
 
     Args:
@@ -140,20 +103,8 @@ class NPUDistributedOptimizer(V1Host):
     ```
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        is_weight_update_sharding: bool = False,
-        name: str | None = None,
-        *,
-        aggregation: GradientAggregation | None = None,
-    ) -> None:
-        if is_weight_update_sharding:
-            raise ValueError(
-                "The optimizers of `tf.compat.v1.train` make their slots for all variables, so "
-                "that `is_weight_update_sharding=True` would save no memory. Leave it False, or "
-                "use `npu_keras.NPUDistributedOptimizer` with a Keras 3 optimizer. "
-                f"Received: is_weight_update_sharding={is_weight_update_sharding!r}"
-            )
-        name = name or f"Distributed{type(optimizer).__name__}"
-        super().__init__(optimizer, name, aggregation=aggregation or GradientAggregation())
+    _no_sharding = (
+        "The optimizers of `tf.compat.v1.train` make their slots for all variables, so that "
+        "`is_weight_update_sharding=True` would save no memory. Leave it False, or use "
+        "`npu_keras.NPUDistributedOptimizer` with a Keras 3 optimizer."
+    )

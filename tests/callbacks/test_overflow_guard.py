@@ -121,3 +121,8 @@ def test_warnings_are_those_of_rank_0(plain, monkeypatch, caplog):
     monkeypatch.setattr(overflow_guard, "speaks_for_all", lambda optimizer: False)
     fit(plain, batches(3, bad=[1]), OverflowGuard(action="stop"))
     assert messages(caplog) == []
+
+
+def test_a_loss_of_no_applied_step_is_no_perfect_zero(plain):
+    history = fit(plain, batches(6, bad=range(1, 7), value=np.nan), OverflowGuard())
+    assert np.isnan(history.history["loss"]).all()

@@ -105,3 +105,8 @@ def test_records_are_one_per_variable():
 )
 def test_the_summary_says_which_scale_and_which_variable(gradients, text):
     assert summary(gradients) == text
+
+
+def test_gradients_that_are_all_not_finite_are_not_called_zero():
+    text = summary(measured(not_finite=(1024,), a={}))
+    assert text.startswith("All 1,024 elements other than 0 were infinite or NaN")

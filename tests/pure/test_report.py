@@ -171,3 +171,11 @@ def test_a_browser_shows_the_figures_and_runs_nothing(file, tmp_path):
     assert near["verdict"][:200].max() > 4  # the frame at its left
     assert near["bars"].max() > 250  # a bar of the second figure, most of the page wide
     assert (pixels[:, -8:] > 250).all()  # nothing, long names included, runs out of the page
+
+
+def test_a_file_of_something_else_is_refused(tmp_path, capsys):
+    other = tmp_path / "history.csv"
+    other.write_text("epoch,loss\n0,1.5\n")
+    assert report.main([str(other), "-o", str(tmp_path / "page.html")]) == 1
+    assert "history.csv: no line of it is an event" in capsys.readouterr().out
+    assert not (tmp_path / "page.html").exists()

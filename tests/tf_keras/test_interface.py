@@ -87,6 +87,15 @@ def test_other_homes_are_named(wrapper):
         cls("adam")
 
 
+def test_mixins_are_for_their_own_home():
+    with pytest.raises(TypeError, match=r"SGD is a tf_keras optimizer.*`npu_keras\.tf_keras`"):
+        type("Wrong", (npu_keras.LossScaleMixin, tf_keras.optimizers.SGD), {})
+    with pytest.raises(TypeError, match=r"SGD is a tf_keras optimizer"):
+        type("Wrong", (npu_keras.LossScaleMixin, LEGACY.SGD), {})
+    with pytest.raises(TypeError, match=r"SGD is a Keras 3 optimizer.*`npu_keras`"):
+        type("Wrong", (npu.LossScaleMixin, keras.optimizers.SGD), {})
+
+
 def test_what_scales_cannot_be_scaled_again():
     own = tf_keras.mixed_precision.LossScaleOptimizer
     scaled = npu.NPULossScaleOptimizer(ADAM(), manager())

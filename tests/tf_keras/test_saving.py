@@ -81,6 +81,16 @@ def sums(optimizer):
     return [value.astype("float64").sum() for value in values(optimizer).values()]
 
 
+@pytest.mark.parametrize("kind", ["wrapper", "legacy wrapper", "mixin"])
+def test_a_saved_model_can_be_read_for_inference(kind, tmp_path):
+    model = small_model()
+    fit(model, MAKERS[kind]("Adam", learning_rate=0.01))
+    model.save(tmp_path / "model", save_format="tf")
+    loaded = tf_keras.models.load_model(tmp_path / "model", compile=False)
+    x, _ = data()
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
 def test_training_goes_on_bit_for_bit(tmp_path):
     model = small_model()
     fit(model, MAKERS["wrapper"]("Adam", learning_rate=0.01), bad=[1])

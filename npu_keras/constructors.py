@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constructors of the three optimizers, the same in every flavour.
+
+A flavour's class derives from one of these and from its wrapper, which has `_init_wrapper`.
+"""
+
+from typing import Any
+
+from npu_keras.aggregation import GradientAggregation
+from npu_keras.flags import aggregation_in_force, manager_in_force, tail_in_force
+from npu_keras.loss_scale import LossScaleManager
+from npu_keras.mixins import StepMixin
+from npu_keras.overflow import INF_NAN
+from npu_keras.scaling import UNSCALED, require_manager
+
+
+class Constructed(StepMixin):
+    """What the constructors need of a flavour's wrapper."""
+
+    inner_optimizer: Any
+
+    def _init_wrapper(
+        self,
+        opt: Any,
+        name: str,
+        scaling: tuple[Any, str] = UNSCALED,
+        aggregation: GradientAggregation | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _arguments(self) -> dict[str, Any]:
+        """Returns the constructor's arguments by name."""
+        raise NotImplementedError
+
+
+class ConstructedWithScale(Constructed):
+    """`NPULossScaleOptimizer(opt, loss_scale_manager, is_distributed, *, overflow_mode)`."""
+
+    def __init__(
+        self,
+        opt: Any,
+        loss_scale_manager: LossScaleManager,
+        is_distributed: bool = False,
+        *,
+        overflow_mode: str = INF_NAN,
+    ) -> None:
+        scaling = (require_manager(loss_scale_manager), overflow_mode)
+        self._init_wrapper(opt, type(self).__name__, scaling)
+        self.is_distributed = bool(is_distributed)
+        self._decides_together |= self.is_distributed
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "opt": self.inner_optimizer,
+            "loss_scale_manager": self.loss_scale_manager,
+            "is_distributed": self.is_distributed,
+            "overflow_mode": self.overflow_mode,
+        }
+
+
+class ConstructedByFlags(Constructed):
+    """`NPUOptimizer(opt, loss_scale_manager, is_distributed, is_loss_scale, ...)`."""
+
+    def __init__(
+        self,
+        opt: Any,
+        loss_scale_manager: LossScaleManager | None = None,
+        is_distributed: bool = False,
+        is_loss_scale: bool = False,
+        is_tailing_optimization: bool = False,
+        name: str | None = None,
+        *,
+        overflow_mode: str = INF_NAN,
+        aggregation: GradientAggregation | None = None,
+    ) -> None:
+        manager = manager_in_force(loss_scale_manager, is_loss_scale)
+        aggregation = aggregation_in_force(aggregation, is_distributed)
+        overlaps_tail = tail_in_force(is_tailing_optimization, is_distributed)
+        name = name or f"NPUOptimizer{type(opt).__name__}"
+        self._init_wrapper(opt, name, (manager, overflow_mode), aggregation)
+        self._given_name = name
+        self._given_manager = loss_scale_manager
+        self._given_mode = overflow_mode
+        self.is_distributed = bool(is_distributed)
+        self.is_loss_scale = bool(is_loss_scale)
+        self.is_tailing_optimization = bool(is_tailing_optimization)
+        self._overlaps_tail |= overlaps_tail
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "opt": self.inner_optimizer,
+            "loss_scale_manager": self._given_manager,
+            "is_distributed": self.is_distributed,
+            "is_loss_scale": self.is_loss_scale,
+            "is_tailing_optimization": self.is_tailing_optimization,
+            "name": self._given_name,
+            "overflow_mode": self._given_mode,
+            "aggregation": self._aggregation if self.is_distributed else None,
+        }
+
+
+class ConstructedWithRanks(Constructed):
+    """`NPUDistributedOptimizer(optimizer, is_weight_update_sharding, name, *, aggregation)`."""
+
+    _no_sharding: str | None = None
+
+    def __init__(
+        self,
+        optimizer: Any,
+        is_weight_update_sharding: bool = False,
+        name: str | None = None,
+        *,
+        aggregation: GradientAggregation | None = None,
+    ) -> None:
+        if is_weight_update_sharding and self._no_sharding:
+            raise ValueError(
+                f"{self._no_sharding} "
+                f"Received: is_weight_update_sharding={is_weight_update_sharding!r}"
+            )
+        name = name or f"Distributed{type(optimizer).__name__}"
+        self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
+        self._given_name = name
+        self.is_weight_update_sharding = bool(is_weight_update_sharding)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.inner_optimizer,
+            "is_weight_update_sharding": self.is_weight_update_sharding,
+            "name": self._given_name,
+            "aggregation": self._aggregation,
+        }
