@@ -12,6 +12,8 @@ OPTIMIZERS = ("opt", "optimizer")
 
 def serialized(value: Any) -> Any:
     """Returns a JSON-safe form of an argument: an optimizer, a manager, a flag, a name, None."""
+    if value is None or isinstance(value, bool | str):
+        return value
     if isinstance(value, _OPTIMIZERS):
         return tf_keras.optimizers.serialize(value)
     return tf_keras.saving.serialize_keras_object(value)
