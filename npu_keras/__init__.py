@@ -42,7 +42,7 @@ _HOMES = {
     "set_split_strategy_by_size": "buckets",
     "unscaled_optimizers": "unscaled",
 }
-_SUBMODULES = ("callbacks", "distribute", "engines", "plotting", "tf_keras", "v1")
+_SUBMODULES = ("ascend", "callbacks", "distribute", "engines", "plotting", "tf_keras", "v1")
 
 __all__ = [
     "Event",

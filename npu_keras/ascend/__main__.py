@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_keras import cluster, products
-from npu_keras.ascend.importing import ROOTS, install
+from npu_keras.ascend.importing import ROOTS, install, missing
+from npu_keras.ascend.names import REASONS
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _EPILOG = f"""\
@@ -42,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         engines.find()  # some engines have to exist before the script's first tensor
     sys.argv = [str(script), *options.args]
     sys.path[0] = str(script.resolve().parent)
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except NameError as error:  # `from npu_bridge.npu_init import *` cannot tell by itself
+        if error.name in REASONS:
+            error.add_note(missing("npu_bridge.npu_init", error.name))
+        raise
 
 
 def imports_keras(source: str) -> bool:

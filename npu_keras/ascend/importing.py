@@ -31,7 +31,7 @@ class StandIn(types.ModuleType):
         elif name.startswith("__"):
             raise AttributeError(name)
         else:
-            raise AttributeError(_missing(self.__name__, name))
+            raise AttributeError(missing(self.__name__, name))
         setattr(self, name, value)
         return value
 
@@ -54,7 +54,7 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if fullname not in _PACKAGES:
             parent, _, name = fullname.rpartition(".")
-            raise ImportError(_missing(parent, name), name=fullname)
+            raise ImportError(missing(parent, name), name=fullname)
         return importlib.machinery.ModuleSpec(
             fullname, self, origin=adapters.STAND_IN, is_package=True
         )
@@ -110,6 +110,15 @@ def uninstall() -> None:
         _forget()
 
 
+def missing(module: str, name: str) -> str:
+    """Returns the words for a name that is not here: why, and what there is."""
+    reason = f": {REASONS[name]}" if name in REASONS else ""
+    return (
+        f"npu_keras has no `{module}.{name}`{reason}. In `{module}` there is: "
+        f"{', '.join(_names_in(module))}."
+    )
+
+
 def _forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ROOTS]:
         del sys.modules[name]
@@ -126,11 +135,3 @@ def _load(where: str) -> Any:
 def _names_in(module: str) -> list[str]:
     below = {name[len(module) + 1 :] for name in _PACKAGES if name.startswith(f"{module}.")}
     return sorted({*MODULES.get(module, ()), *(name.partition(".")[0] for name in below)})
-
-
-def _missing(module: str, name: str) -> str:
-    reason = f": {REASONS[name]}" if name in REASONS else ""
-    return (
-        f"npu_keras has no `{module}.{name}`{reason}. In `{module}` there is: "
-        f"{', '.join(_names_in(module))}."
-    )

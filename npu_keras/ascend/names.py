@@ -156,15 +156,20 @@ for _name, _names in _BRIDGE.items():
     }
 
 _NO_ESTIMATOR = "TensorFlow has had no `tf.estimator` since 2.16: train with a session or Keras"
+_BY_SESSION = "use the hooks and savers of `tf.compat.v1.train`"
 _NO_GROUPS = "there is one group of ranks, 'hccl_world_group'"
 REASONS = {
     "NPUEstimator": _NO_ESTIMATOR,
     "NPUEstimatorSpec": _NO_ESTIMATOR,
     "npu_estimator": _NO_ESTIMATOR,
     "npu_run_config_init": _NO_ESTIMATOR,
+    "NPUCheckpointSaverHook": _BY_SESSION,
+    "NPUOutputTensorHook": _BY_SESSION,
     "create_group": _NO_GROUPS,
     "destroy_group": _NO_GROUPS,
     "NPUStrategy": "start a process for each device: `python -m npu_keras run -n 2 script.py`",
+    "npu_rnn": "use the recurrent layers of Keras",
+    "npu_scope": "the scopes are for the hardware's compiler; leave them out",
     "npu_strategy": "start a process for each device: `python -m npu_keras run -n 2 script.py`",
 }
 """Why some names are missing."""

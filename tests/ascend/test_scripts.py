@@ -25,7 +25,7 @@ GRAPH = (
 )
 EAGER = (
     *("keras_wrapped", "keras_tape", "tf2_bert", "tf2_assigned", "tf2_wrapped"),
-    *("tf2_manual_scale", "tf2_fit", "tf2_gan"),
+    *("tf2_manual_scale", "tf2_fit", "tf2_gan", "collectives", "saturating_ranks"),
 )
 SIZES = (1, 2)
 RUNS = [(size, mode) for size in SIZES for mode in ("graph", "eager")]
@@ -171,11 +171,11 @@ def test_two_optimizers_of_a_gan(run, size):
 
 @both
 def test_scale_in_checkpoints(run, size):
-    """Bad steps add up; 2**127 is the top; the variables have the names of TensorFlow 1."""
+    """Bad steps add up, 2**127 is the top, and float16 is in range after 34 skipped steps."""
     log, before, after, tops, names = run("saved_scale", size)
     assert (log, before) == (2.0**32, [2.0**32, 0.0, 1.0])
     assert after == before
-    assert tops == [2.0**65, 2.0**127]
+    assert tops == [2.0**65, 2.0**127, [34, 2.0**15]]
     assert names == ["bad_steps", "good_steps", "loss_scale", "w"]
 
 
@@ -268,3 +268,25 @@ def test_tf2_two_optimizers_and_sparse_gradients(run, size):
     w = 1 - 0.5 * size
     assert (g, d, rows) == (w, [w, 1.0, w], [1.0, 1.0 - size])
     assert activation == pytest.approx([0.0, 0.845796])
+
+
+@both
+def test_collective_operations(run, size):
+    """Rank r has [1 + r, 2 + r] and the row r of a table."""
+    for rank, result in enumerate(sorted(run("collectives", size, same=False))):
+        assert result[0] == rank
+        assert (
+            result[1:]
+            == {
+                1: [[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], 1.0, [[5.0], [0.0]], [None, 2.0]],
+                2: [
+                    *([1, 2, 2, 3], [2, 6], [2, 3], [1, 2], [[3], [5]][rank], 2.0),
+                    *([[2.5], [2.5]], [None, 3.0]),
+                ],
+            }[size]
+        )
+
+
+@both
+def test_the_flag_of_one_rank_stops_all(run, size):
+    assert run("saturating_ranks", size) == [1.0, 1, 1024.0]

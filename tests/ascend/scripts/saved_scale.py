@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coltran: the scale is logged at each step, saved and restored; 2**64 and 2**127 at the top."""
+"""Coltran: the scale is logged at each step, saved and restored; large scales."""
 
 import tempfile
 
@@ -38,5 +38,18 @@ for power in (64, 127):
         sess.run(tf.global_variables_initializer())
         sess.run(op)
         tops.append(float(sess.run(top.loss_scale)))
+with tf.Graph().as_default(), tf.Session() as sess:
+    w = tf.get_variable("w", initializer=1.0)
+    manager = ExponentialUpdateLossScaleManager(
+        init_loss_scale=2**32, incr_every_n_steps=1000, decr_every_n_nan_or_inf=2, decr_ratio=0.5
+    )
+    half = NPULossScaleOptimizer(tf.train.GradientDescentOptimizer(0.5), manager)
+    op = half.minimize(tf.cast(tf.cast(w, tf.float16), tf.float32))
+    sess.run(tf.global_variables_initializer())
+    skipped = 0
+    while sess.run(w) == 1.0:
+        sess.run(op)
+        skipped += 1
+    tops.append([skipped - 1, float(sess.run(half.loss_scale))])
 names = sorted(v.op.name for v in tf.global_variables() if "/" not in v.op.name)
-RESULT = log[-1], before, after, tops, names
+RESULT = log[0], before, after, tops, names
