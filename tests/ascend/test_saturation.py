@@ -188,8 +188,7 @@ def test_leaving_puts_everything_back(flavour):
     context = saturating(model)
     context.__enter__()
     assert "call" in vars(model.layers[0])
-    with pytest.raises(KeyError):
-        context.__exit__(KeyError, KeyError(), None)
+    assert not context.__exit__(KeyError, KeyError(), None)  # which goes on to the caller
     assert "call" not in vars(model.layers[0])
     assert _installed_status == []
 
