@@ -7,7 +7,6 @@ Started by `python -m npu_keras.ascend`, so that one process serves many scripts
 import json
 import runpy
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -18,25 +17,31 @@ from npu_keras import NPURunConfig, buckets
 HERE = Path(__file__).parent / "scripts"
 
 
-def main(mode, names):
+def run(name, in_graph):
+    if not in_graph:
+        return runpy.run_path(str(HERE / f"{name}.py"))["RESULT"]
+    with tf.Graph().as_default():
+        return runpy.run_path(str(HERE / f"{name}.py"))["RESULT"]
+
+
+def main(names):
+    """Runs scripts, those after `--` in graphs."""
     warnings.simplefilter("ignore")
-    if mode == "graph":
-        tf.compat.v1.disable_eager_execution()
+    in_graph = False
     for name in names:
+        if name == "--":
+            in_graph = True
+            tf.compat.v1.disable_eager_execution()
+            continue
         buckets.clear_split_strategy()
         NPURunConfig.clear()
         tf.keras.backend.clear_session()
-        begin = time.process_time()
         try:
-            if mode == "graph":
-                with tf.Graph().as_default():
-                    result = runpy.run_path(str(HERE / f"{name}.py"))["RESULT"]
-            else:
-                result = runpy.run_path(str(HERE / f"{name}.py"))["RESULT"]
+            result = run(name, in_graph)
         except Exception as error:  # a rank alone would keep the others waiting
             result = f"{type(error).__name__}: {error}"
-        print("RESULT", json.dumps([name, result]), round(time.process_time() - begin, 1), flush=True)
+        print("RESULT", json.dumps([name, result]), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

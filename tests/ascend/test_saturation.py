@@ -108,14 +108,14 @@ class ClearedEarly(StatusFlag):
         return super().get()
 
 
-def fitted(flavour, mode="saturation", status=None, steps=1, jit=False):
+def fitted(flavour, mode="saturation", status=None, steps=1, eager=True):
     """The optimizer, and the weights after each step; the first step alone overflows."""
     library, package = flavour
     model = chain(library, dense(library))
     manager = npu_keras.ExponentialUpdateLossScaleManager(2.0**12, 1000, 1, 2.0, 0.5)
     inner = library.optimizers.SGD(2.0**-12)
     optimizer = package.NPULossScaleOptimizer(inner, manager, overflow_mode=mode)
-    model.compile(optimizer, loss=lambda y_true, y_pred: y_pred, jit_compile=jit)
+    model.compile(optimizer, loss=lambda y_true, y_pred: y_pred, run_eagerly=eager)
     weights = []
     with saturating(model) as flag:
         if status is not None:
@@ -126,8 +126,9 @@ def fitted(flavour, mode="saturation", status=None, steps=1, jit=False):
     return optimizer, weights
 
 
-def test_saturation_mode_reads_the_flag(flavour):
-    optimizer, weights = fitted(flavour)
+@pytest.mark.parametrize("eager", [False, True])
+def test_saturation_mode_reads_the_flag(flavour, eager):
+    optimizer, weights = fitted(flavour, eager=eager)
     assert weights == [1.0, 1.0 - 0.5 * 2.0**-12]
     assert (int(optimizer.skipped_steps), float(optimizer.loss_scale)) == (1, 2.0**11)
 
