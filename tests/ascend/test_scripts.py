@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts in the patterns of the public model zoo, through `python -m npu_keras.ascend`.
 
-Each runs alone, and most on two ranks. Many have a gradient of 1 on rank 0 and of 3 on rank 1, so that
-the mean is the number of ranks, and let the last rank alone overflow.
+Each runs alone, and most on two ranks. Many have a gradient of 1 on rank 0 and of 3 on rank 1, the
+mean being the number of ranks, and let the last rank alone overflow.
 """
 
 import contextlib
