@@ -33,9 +33,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     script = Path(options.script)
     if not script.is_file():
         parser.error(f"expected the path of a Python script, received {options.script!r}")
+    try:
+        products.set_product(options.product)
+    except ValueError as error:
+        parser.error(str(error))
     if not imports_keras(script.read_text(encoding="utf-8")):
         _choose_legacy_keras()
-    products.set_product(options.product)
     install()
     if cluster.find().size > 1:
         from npu_keras import engines

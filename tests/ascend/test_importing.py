@@ -99,8 +99,16 @@ def test_which_keras_a_script_means(script, means_keras_3):
     assert imports_keras(script) == means_keras_3
 
 
-def test_a_script_that_is_not_there():
-    command = [sys.executable, "-m", "npu_keras.ascend", "nothing.py"]
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nothing.py"], "expected the path of a Python script, received 'nothing.py'"),
+        (["--product", "Atlas 9", __file__], "Atlas training series: saturation (default)"),
+        (["--product", "Atlas inference series", __file__], "not supported on this product"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, message):
+    command = [sys.executable, "-m", "npu_keras.ascend", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2
-    assert "expected the path of a Python script, received 'nothing.py'" in ended.stderr
+    assert message in ended.stderr
