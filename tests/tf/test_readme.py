@@ -94,9 +94,14 @@ def test_commands_for_several_hosts(tmp_path):
     assert all("alpha" in line and "beta" in line for line in commands)
 
 
-def test_picture_is_there():
-    (picture,) = re.findall(r"!\[.+?\]\((.+?)\)", README)
-    assert (ROOT / picture).read_bytes().startswith(b"\x89PNG")
+def test_pictures_and_linked_files_are_there():
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", README)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (ROOT / picture).read_bytes().startswith(b"\x89PNG")
+    linked = re.findall(r"[^!]\[[^\]]+\]\(([\w/]+\.\w+)\)", README)
+    assert len(linked) == 6
+    assert all((ROOT / path).is_file() for path in linked)
 
 
 def test_every_make_target_named_exists():
