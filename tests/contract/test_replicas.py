@@ -48,5 +48,5 @@ def test_an_overflow_on_one_replica_skips_on_all(flavour):
 def test_where_there_are_no_replicas_it_is_said(flavour):
     with STRATEGY.scope():
         run = flavour.run(lambda f: f.scaled(), [[1.0, 1.0]])
-    with pytest.raises(ValueError, match="does not work with the replicas"):
+    with pytest.raises(ValueError, match="does not work under a `tf.distribute` strategy"):
         STRATEGY.run(lambda: run._take(("dense",), tf.constant(1.0)))
