@@ -25,20 +25,13 @@ def scaled(inner: Any) -> Any:
     return npu_keras.NPUOptimizer(inner, manager, is_loss_scale=True)
 
 
-def fits(
-    optimizer: Any,
-    *,
-    steps: int,
-    steps_per_execution: int = 1,
-    callbacks: Callable[[], list[Any]] = list,
-) -> Callable[[], None]:
-    """Returns a function that fits the model for `steps` steps.
+def fits(optimizer: Any, *, steps: int, steps_per_execution: int = 1) -> Callable[..., None]:
+    """Returns a function of callbacks that fits the model for `steps` steps.
 
     Args:
         optimizer: of the model.
         steps: how many steps an epoch has.
         steps_per_execution: how many steps TensorFlow takes at once.
-        callbacks: makes the callbacks of a fit.
     """
     model = perceptron()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -47,8 +40,8 @@ def fits(
     x = rng.standard_normal((steps * BATCH, 512)).astype("float32")
     y = rng.integers(0, 10, steps * BATCH)
 
-    def fit() -> None:
+    def fit(*callbacks: Any) -> None:
         settings = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
-        model.fit(x, y, callbacks=callbacks(), **settings)
+        model.fit(x, y, callbacks=list(callbacks), **settings)
 
     return fit

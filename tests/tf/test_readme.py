@@ -100,7 +100,7 @@ def test_pictures_and_linked_files_are_there():
     for picture in pictures:
         assert (ROOT / picture).read_bytes().startswith(b"\x89PNG")
     linked = re.findall(r"[^!]\[[^\]]+\]\(([\w/]+\.\w+)\)", README)
-    assert len(linked) == 6
+    assert len(linked) == 7
     assert all((ROOT / path).is_file() for path in linked)
 
 
