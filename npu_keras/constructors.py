@@ -102,7 +102,7 @@ class ConstructedByFlags(Constructed):
 class ConstructedWithRanks(Constructed):
     """`NPUDistributedOptimizer(optimizer, is_weight_update_sharding, name, *, aggregation)`."""
 
-    _no_sharding: str | None = None
+    _no_sharding = ""
 
     def __init__(
         self,
@@ -112,15 +112,16 @@ class ConstructedWithRanks(Constructed):
         *,
         aggregation: GradientAggregation | None = None,
     ) -> None:
-        if is_weight_update_sharding and self._no_sharding:
-            raise ValueError(
-                f"{self._no_sharding} "
-                f"Received: is_weight_update_sharding={is_weight_update_sharding!r}"
-            )
+        if is_weight_update_sharding:
+            self._check_sharded(optimizer)
         name = name or f"Distributed{type(optimizer).__name__}"
         self._init_wrapper(optimizer, name, aggregation=aggregation or GradientAggregation())
         self._given_name = name
         self.is_weight_update_sharding = bool(is_weight_update_sharding)
+
+    def _check_sharded(self, optimizer: Any) -> None:
+        """Raises an error where the flavour, or this optimizer inside, cannot be sharded."""
+        raise ValueError(f"{self._no_sharding} Received: is_weight_update_sharding=True")
 
     def _arguments(self) -> dict[str, Any]:
         return {

@@ -102,14 +102,13 @@ class NPUDistributedOptimizer(ConstructedWithRanks, WrapperHost):
 
     _sharding: WeightUpdateSharding | None = None
 
-    def __init__(self, optimizer: Any, is_weight_update_sharding: bool = False, **kwargs: Any):
-        if is_weight_update_sharding and isinstance(optimizer, KerasHost):
+    def _check_sharded(self, optimizer: Any) -> None:
+        if isinstance(optimizer, KerasHost):
             raise TypeError(
                 "With `is_weight_update_sharding=True` the optimizer inside must be a plain one; "
                 "put loss scaling outside: `NPULossScaleOptimizer(NPUDistributedOptimizer(opt, "
                 "is_weight_update_sharding=True), manager)`."
             )
-        super().__init__(optimizer, is_weight_update_sharding, **kwargs)
 
     def _build_target(self, variables: list[Any]) -> None:
         if self.is_weight_update_sharding:

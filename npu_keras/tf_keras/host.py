@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tf_keras host: where a step of `npu_keras` meets a tf_keras optimizer, new or legacy."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,12 @@ class _Constructed(type(_LossScaleOptimizer)):  # type: ignore[misc]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return type.__call__(cls, *args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        # What `help` and notebooks show; without it that of `__call__`.
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class TfKerasHost(SavedByPosition, LossScaleInterface, _LossScaleOptimizer, metaclass=_Constructed):

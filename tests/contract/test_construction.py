@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How optimizers are put into each other, what is refused, and what is kept in a checkpoint."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -53,6 +55,23 @@ def test_what_is_done_already_cannot_be_asked_for_again(flavour):
     with pytest.raises(TypeError, match="already belongs to another wrapper"):
         home.NPULossScaleOptimizer(inner, manager())
     assert first.inner_optimizer is inner
+
+
+def test_signatures_are_the_documented_ones(flavour):
+    home, sgd = flavour.home, flavour.sgd
+    parameters = [
+        list(inspect.signature(cls).parameters)
+        for cls in (home.NPUOptimizer, home.NPULossScaleOptimizer, home.NPUDistributedOptimizer)
+    ]
+    flags = ["is_distributed", "is_loss_scale", "is_tailing_optimization", "name"]
+    assert parameters == [
+        ["opt", "loss_scale_manager", *flags, "overflow_mode", "aggregation"],
+        ["opt", "loss_scale_manager", "is_distributed", "overflow_mode"],
+        ["optimizer", "is_weight_update_sharding", "name", "aggregation"],
+    ]
+    assert home.NPUDistributedOptimizer(sgd(), False, "mine")._given_name == "mine"
+    given = home.NPUOptimizer(sgd(), manager(), False, True, False, "mine")
+    assert given._given_name == "mine"
 
 
 def test_bad_arguments(flavour):
