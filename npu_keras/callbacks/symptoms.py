@@ -107,7 +107,10 @@ class Watch:
         if most is None or len(self._run) <= most:
             return None
         what = f"{len(self._run)} steps in a row were skipped, more than {most}"
-        tips = advice.for_falling(self._run, _suspects(self._run))
+        if self._run[-1].scale_after < self._run[0].scale_before:
+            tips = advice.for_falling(self._run, _suspects(self._run))
+        else:
+            tips = advice.for_too_high(self._run, _suspects(self._run), moves=False)
         return Symptom(RUN, describe(what, self._run, tips))
 
     def _too_often(self) -> Symptom | None:

@@ -83,3 +83,11 @@ def test_the_messages_of_floor_rate_and_forward():
     (forward,) = Watch(limits(), 0).see(skip(7, forward=True))
     assert "the loss itself was not finite, which no loss scale can cure" in forward.text
     assert "data of step 7" in forward.text
+
+
+def test_a_scale_that_does_not_move_is_advised_to():
+    watch = Watch(limits(consecutive_skips=1), 0)
+    events = [Event(attempt, "skip", 8.0, 8.0, 1, "kernel", infs=1) for attempt in (1, 2)]
+    ((kind, text),) = [symptom for event in events for symptom in watch.see(event)]
+    assert kind == RUN
+    assert "ExponentialUpdateLossScaleManager in the place of FixedLossScaleManager" in text
