@@ -77,7 +77,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _SUBMODULES:
         return importlib.import_module(f"npu_keras.{name}")
-    raise AttributeError(f"module 'npu_keras' has no attribute {name!r}")
+    # With the names, Python asks "Did you mean: ...?".
+    raise AttributeError(
+        f"module 'npu_keras' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

@@ -5,16 +5,29 @@ Dense gradients travel in buckets, sparse ones by gather. Each rank divides by t
 before it sends, so that a mean of finite numbers cannot overflow on the way.
 """
 
+import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from npu_keras import buckets, engines
+from npu_keras._arguments import flag, is_real
+from npu_keras.inputs import gradient_list, present_tensors, variable_list
 from npu_keras.sparse import Gradient, deduplicated, map_values
 
 REDUCTIONS = ("mean", "sum")
 SPARSE = ("gather", "dense")
+_STRATEGIES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        buckets.SplitByBytes,
+        buckets.SplitByIndex,
+        buckets.SplitByPercentage,
+        buckets.SplitHcclDefault,
+    )
+}
 WIRE_DTYPES = {None: None, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
@@ -65,7 +78,7 @@ class GradientAggregation:
         self.sparse = _one_of("sparse", sparse, SPARSE)
         self.split = buckets.parse_split(split)
         self.timeout_s = _positive("timeout_s", timeout_s)
-        self.broadcast_initial = bool(broadcast_initial)
+        self.broadcast_initial = flag("broadcast_initial", broadcast_initial)
         self._engine = _engine_or_name(engine)
 
     def engine(self) -> engines.Engine:
@@ -96,7 +109,7 @@ class GradientAggregation:
         Args:
             variables: the variables to be trained, for example `model.trainable_variables`.
         """
-        return self.plan(variables, self.engine()).describe()
+        return self.plan(variable_list("`variables`", variables), self.engine()).describe()
 
     def lost_to_underflow(self, gradients: Sequence[Gradient], size: int) -> tf.Tensor:
         """Returns the share of elements that the wire dtype turns into 0, a float32 scalar.
@@ -104,8 +117,14 @@ class GradientAggregation:
         Args:
             gradients: scaled gradients, as they come from the tape; None is passed over.
             size: number of ranks, by which a mean divides before it sends.
+
+        Raises:
+            ValueError: if there is no gradient.
         """
-        counts = [self._count_lost(g, size) for g in gradients if g is not None]
+        given = present_tensors(gradient_list("`gradients`", gradients))
+        counts = [self._count_lost(g, size) for g in given if g is not None]
+        if not counts:
+            raise ValueError(f"Expected at least one gradient. Received: {gradients!r}")
         lost = tf.add_n([pair[0] for pair in counts])
         return tf.math.divide_no_nan(lost, tf.add_n([pair[1] for pair in counts]))
 
@@ -137,8 +156,18 @@ class GradientAggregation:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GradientAggregation":
-        """Makes settings from `get_config`'s result."""
-        return cls(**{**config, "split": _revived_split(config["split"])})
+        """Makes settings from `get_config`'s result.
+
+        Args:
+            config: what `get_config` returned, or a file that nobody vouches for.
+
+        Raises:
+            TypeError: for what is no config.
+            ValueError: for a setting that there is not.
+        """
+        if not isinstance(config, dict):
+            raise TypeError(f"Expected a config of GradientAggregation. Received: {config!r}")
+        return cls(**{**config, "split": _revived_split(config.get("split"))})
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
@@ -201,6 +230,25 @@ def kind_of(gradient: Gradient | None, aggregation: GradientAggregation) -> str:
     return "sparse" if gathered else "dense"
 
 
+def settings_of(aggregation: Any) -> GradientAggregation:
+    """Returns the settings that an optimizer was given, by default the mean over ranks.
+
+    Args:
+        aggregation: `GradientAggregation` or None.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if aggregation is None:
+        return GradientAggregation()
+    if not isinstance(aggregation, GradientAggregation):
+        raise TypeError(
+            "`aggregation` must be a `npu_keras.GradientAggregation`, for example "
+            f'`GradientAggregation(compression="bf16")`. Received: aggregation={aggregation!r}'
+        )
+    return aggregation
+
+
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {allowed}. Received: {name}={value!r}")
@@ -208,9 +256,9 @@ def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if not (is_real(value) and value > 0):
         raise ValueError(f"`{name}` must be a number above 0. Received: {name}={value!r}")
-    return float(value)
+    return math.inf if value > sys.float_info.max else float(value)
 
 
 def _engine_or_name(engine: Any) -> Any:
@@ -230,5 +278,8 @@ def _split_config(split: Any) -> Any:
 def _revived_split(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
-    strategy = getattr(buckets, config["strategy"])
-    return strategy() if config["value"] is None else strategy(config["value"])
+    strategy, value = _STRATEGIES.get(str(config.get("strategy"))), config.get("value")
+    if strategy is None:
+        names = sorted(_STRATEGIES)
+        raise ValueError(f"`split` must be one of {names}. Received: split={config!r}")
+    return strategy() if value is None else strategy(value)

@@ -20,6 +20,7 @@ VARIABLES = (
 )
 STEPS = "NPU_KERAS_STEPS"
 _MAX_CM_WORKERS = 32768
+_MOST_DIGITS = 18  # any number of them is an int64
 
 
 class Cluster(NamedTuple):
@@ -141,10 +142,11 @@ def _check_agreement(first: _Claim, second: _Claim) -> None:
 
 def _integer(env: Mapping[str, str], name: str) -> int:
     text = env[name].strip()
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise ValueError(
-            f"Expected environment variable {name} to be a whole number of 0 or more. "
-            f"Received: {name}={env[name]!r}. Set it to a number, or unset it."
+            f"Expected environment variable {name} to be a whole number of 0 or more, "
+            f"of up to {_MOST_DIGITS} digits. Received: {name}={env[name]!r:.80}. "
+            "Set it to a number, or unset it."
         )
     return int(text)
 

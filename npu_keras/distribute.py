@@ -7,6 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras import engines
+from npu_keras._arguments import step_count
+from npu_keras.engines.base import check_root
+from npu_keras.inputs import as_tensor, variable_list
 from npu_keras.startup import EAGER_LANE, take_lanes
 
 REDUCTIONS = ("mean", *engines.REDUCTIONS)
@@ -67,10 +70,16 @@ def broadcast(variables: Sequence[Any], root_rank: int = 0) -> None:
         variables: Keras or TensorFlow variables, the same on all ranks; for example
             `model.variables`.
         root_rank: the rank whose values all take.
+
+    Raises:
+        TypeError: for what is no list of variables.
+        ValueError: if there is no such rank.
     """
-    values = [tf.convert_to_tensor(variable) for variable in variables]
-    if not values:
+    variables = variable_list("`variables`", variables)
+    check_root(root_rank, size())
+    if not variables:
         return
+    values = [tf.convert_to_tensor(variable) for variable in variables]
     lane = _lane()
     received = engine().broadcast(values, root_rank=root_rank, lane=lane, label="broadcast")
     for variable, value in zip(variables, received, strict=True):
@@ -95,8 +104,11 @@ def shard_and_rebatch_dataset(
         The rank's dataset, not batched, and its batch size. With one rank both are unchanged.
 
     Raises:
-        ValueError: if `global_batch_size` is not divisible by the number of ranks.
+        ValueError: if `global_batch_size` is not divisible by the number of ranks, or below 1.
+        TypeError: for what is no dataset, or no integer.
     """
+    _require_dataset(dataset)
+    step_count("global_batch_size", global_batch_size)
     if size() == 1:
         return dataset, global_batch_size
     if global_batch_size % size():
@@ -120,7 +132,9 @@ def equal_steps(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     Raises:
         ValueError: on every rank, if any of them does not know its number of batches.
+        TypeError: for what is no dataset.
     """
+    _require_dataset(dataset)
     everyone = engine().exchange(int(dataset.cardinality().numpy()), "number of batches")
     unsure = [each for each, batches in enumerate(everyone) if batches < 0]
     if unsure:
@@ -132,8 +146,13 @@ def equal_steps(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.take(min(everyone))
 
 
+def _require_dataset(dataset: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(f"`dataset` must be a `tf.data.Dataset`. Received: dataset={dataset!r}")
+
+
 def _all_reduce_one(value: Any, reduction: str) -> tf.Tensor:
-    value = tf.convert_to_tensor(value)
+    value = as_tensor("`values`", value, "a tensor, or a list or tuple of tensors")
     if not (value.dtype.is_floating or value.dtype.is_integer):
         raise TypeError(
             f"Expected numbers to reduce. Received: a tensor of dtype {value.dtype.name}. "

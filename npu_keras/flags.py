@@ -4,7 +4,7 @@
 import logging
 import warnings
 
-from npu_keras.aggregation import GradientAggregation
+from npu_keras.aggregation import GradientAggregation, settings_of
 from npu_keras.loss_scale import LossScaleManager
 from npu_keras.run_config import check_tailing
 from npu_keras.scaling import require_manager
@@ -44,7 +44,7 @@ def aggregation_in_force(
         ValueError: for settings that have no effect.
     """
     if is_distributed:
-        return aggregation or GradientAggregation()
+        return settings_of(aggregation)
     if aggregation is not None:
         raise ValueError("`aggregation` has no effect without `is_distributed=True`.")
     return None
@@ -56,7 +56,7 @@ def tail_in_force(is_tailing_optimization: bool, is_distributed: bool) -> bool:
     Raises:
         ValueError: if `NPURunConfig` says otherwise.
     """
-    check_tailing(bool(is_tailing_optimization))
+    check_tailing(is_tailing_optimization)
     if is_tailing_optimization and not is_distributed:
         logger.info("is_tailing_optimization is ignored without is_distributed=True")
-    return bool(is_tailing_optimization and is_distributed)
+    return is_tailing_optimization and is_distributed

@@ -4,6 +4,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from npu_keras.inputs import learning_rate
+
 
 class Forwarding:
     """Looks in `inner_optimizer` for what the wrapper itself does not have."""
@@ -42,6 +44,7 @@ def _forwarded(name: str) -> property:
 
     def write(self: Forwarding, value: Any) -> None:
         if vars(self).get("inner_optimizer") is not None:  # not in a base class' constructor
-            setattr(self.inner_optimizer, name, value)
+            checked = learning_rate(value) if name in ("learning_rate", "lr") else value
+            setattr(self.inner_optimizer, name, checked)
 
     return property(read, write, doc=f"The inner optimizer's `{name}`.")

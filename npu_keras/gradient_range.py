@@ -65,3 +65,25 @@ class GradientRange(NamedTuple):
     def _share(self, chosen: np.ndarray) -> np.ndarray:
         counted = self.counts.sum(axis=1)
         return self.counts[:, chosen].sum(axis=1) / np.maximum(counted, 1)
+
+
+def require_matching(report: GradientRange) -> None:
+    """Refuses what is no `GradientRange`, or one made by hand whose parts do not go together.
+
+    Args:
+        report: the counts.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if the arrays have other shapes than variables and exponents ask for.
+    """
+    if not isinstance(report, GradientRange):
+        raise TypeError(f"`report` must be a `GradientRange`. Received: report={report!r}")
+    rows, columns = len(report.variables), len(report.exponents)
+    expected = ((rows, columns), (rows,), (rows,))
+    shapes = tuple(np.shape(part) for part in (report.counts, report.zeros, report.not_finite))
+    if shapes != expected:
+        raise ValueError(
+            f"Expected counts, zeros and not_finite of the shapes {expected} for {rows} variables "
+            f"and {columns} exponents. Received: {shapes}"
+        )

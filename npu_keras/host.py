@@ -13,6 +13,8 @@ from keras.optimizers import LossScaleOptimizer
 from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync, warn_where_fit_fails
+from npu_keras.inputs import gradient_list, gradients_of, pair_list, variable_list
+from npu_keras.inputs import learning_rate as checked_rate
 from npu_keras.keras_state import KerasNames, StateVariable
 from npu_keras.keras_window import KerasWindow
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
@@ -51,8 +53,8 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         """
         if self.built:
             return
+        variables = variable_list("`variables`", variables)
         self._warn_if_unguarded()
-        variables = list(variables)
         if self._owns_scaling:
             self._scaling.build(self, len(variables))
         self._build_target(variables)
@@ -75,19 +77,21 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
             trainable_variables: the variables; by default those the optimizer was built with.
 
         Raises:
-            ValueError: if there is no gradient at all.
+            ValueError: if there is no gradient at all, or one of another shape than its variable's.
+            TypeError: for what is no gradient or no variable.
         """
-        grads, variables = list(grads), self._matching_variables(trainable_variables)
+        grads = gradient_list("`grads`", grads)
+        variables = self._matching_variables(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(
                 "Expected one gradient per variable. "
                 f"Received: {len(grads)} gradients for {len(variables)} variables."
             )
-        self._take_step(grads, variables)
+        self._take_step(gradients_of(grads, variables), variables)
 
     def _matching_variables(self, trainable_variables: Any) -> list[Any]:
         if trainable_variables is not None:
-            variables = list(trainable_variables)
+            variables = variable_list("`trainable_variables`", trainable_variables)
             if not self.built:
                 with _eagerly(), keras.name_scope(self.name, caller=self):
                     self.build(variables)
@@ -109,7 +113,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         Returns:
             `iterations`, which a skipped step does not advance.
         """
-        pairs = list(grads_and_vars)
+        pairs = pair_list(grads_and_vars)
         self.apply([g for g, _ in pairs], [v for _, v in pairs])
         return self.iterations
 
@@ -137,7 +141,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
-        keras.optimizers.Optimizer.learning_rate.fset(self, learning_rate)
+        keras.optimizers.Optimizer.learning_rate.fset(self, checked_rate(learning_rate))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Sets final values, such as moving averages, at the end of training."""

@@ -137,6 +137,8 @@ class Journal:
 
     def events(self, first: int, last: int) -> list[Event]:
         """Returns the events numbered `first` to `last` (exclusive) that are still kept."""
+        count = self.event_count if last > first else 0
+        first, last = max(first, count - RING_ROWS, 0), min(last, count)
         if last <= first:
             return []
         integers, scales = read(self._state.event_integers), read(self._state.event_scales)

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from npu_keras.aggregation import GradientAggregation
+from npu_keras.aggregation import GradientAggregation, settings_of
 from npu_keras.host import KerasHost, revive
-from npu_keras.nesting import KERAS_3, require_home
+from npu_keras.nesting import KERAS_3, no_optimizer_class, require_home
 from npu_keras.overflow import INF_NAN
 from npu_keras.scaling import require_manager
 
@@ -27,6 +27,11 @@ def _require_mixin_first(cls: type) -> None:
 
 class KerasMixin(KerasHost):
     """What both mixins share: they stand before an optimizer class, in either order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if type(self).update_step is keras.optimizers.Optimizer.update_step:
+            raise TypeError(no_optimizer_class(type(self), "keras.optimizers.Adam"))
+        super().__init__(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -110,7 +115,7 @@ class GradientAggregationMixin(KerasMixin):
     def __init__(
         self, *args: Any, aggregation: GradientAggregation | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, _aggregation=aggregation or GradientAggregation(), **kwargs)
+        super().__init__(*args, _aggregation=settings_of(aggregation), **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the optimizer class and of the mixin, JSON-safe."""

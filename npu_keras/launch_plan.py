@@ -111,9 +111,18 @@ def free_addresses(count: int) -> Iterator[list[str]]:
 
     Yields:
         A list of `127.0.0.1:port`.
+
+    Raises:
+        ValueError: if there are not so many.
     """
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        try:
+            held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        except OSError as error:
+            raise ValueError(
+                "Expected a number of ranks for each of which this machine has a free port. "
+                f"Received: {count} ({error}). Start fewer ranks."
+            ) from error
         share = getattr(socket, "SO_REUSEPORT", None)
         for one in held:
             if share is not None:

@@ -12,6 +12,7 @@ from typing import IO
 from npu_keras import cluster, launch_plan, supervisor, tf_config
 
 GRACE_S = 15.0
+_MOST = 2**31 - 1  # of ranks and steps, in 32 bits
 _BROKEN_PIPE = 128 + 13
 _EPILOG = f"""\
 Every line of output comes as "[rank] line", stdout and stderr together. When a rank fails, the
@@ -68,7 +69,11 @@ def _run(options: argparse.Namespace, command: Sequence[str], mpiexec: str) -> i
     size = options.n or 1
     env = launch_plan.rank_environment(os.environ, size, options.steps)
     with contextlib.ExitStack() as stack:
-        ports = [] if mpiexec else stack.enter_context(launch_plan.free_addresses(size))
+        try:
+            ports = [] if mpiexec else stack.enter_context(launch_plan.free_addresses(size))
+        except ValueError as error:
+            print(f"python -m npu_keras run: error: {error}", file=sys.stderr)
+            return 2
 
         def start(path: str, log: IO[bytes]) -> list[subprocess.Popen[bytes]]:
             run = [sys.executable, "-m", "npu_keras.rank_process", path, *command]
@@ -120,10 +125,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: mpi if mpi4py and mpiexec are there)",
     )
     add("--steps", type=_positive, metavar="N", help="steps after which every rank stops")
-    add("--timeout", type=float, metavar="S", help="end the run after S seconds")
+    add("--timeout", type=_seconds, metavar="S", help="end the run after S seconds")
     add(
         "--grace",
-        type=float,
+        type=_seconds,
         default=GRACE_S,
         metavar="S",
         help="seconds that the others have when a rank fails (default: %(default)g)",
@@ -143,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, received {text}")
+    if not 1 <= value <= _MOST:
+        raise argparse.ArgumentTypeError(f"expected 1 to {_MOST}, received {text:.40}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= _MOST:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, received {text:.40}")
     return value

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from npu_keras import step as order
 from npu_keras.distribution import GradientObserver
+from npu_keras.inputs import flag_tensor, loss_tensor
 from npu_keras.journal import Journal
 from npu_keras.loss_scale import LossScaleManager
 from npu_keras.scaling import LossScaling
@@ -113,8 +114,11 @@ class LossScaleMembers:
 
         Returns:
             float32 scalar (float64 for a float64 loss).
+
+        Raises:
+            TypeError: for a loss that is none.
         """
-        return self._scaling.scale_loss(loss)
+        return self._scaling.scale_loss(loss_tensor(loss))
 
     def update_loss_scale(self, finite_grads: Any) -> tf.Tensor:
         """Moves the scale by hand by one step, without touching weights.
@@ -125,4 +129,5 @@ class LossScaleMembers:
         Returns:
             The new loss scale, float32 scalar.
         """
-        return order.move_scale(self._scaling.manager, self._scaling.state, finite_grads)
+        finite = flag_tensor("`finite_grads`", finite_grads)
+        return order.move_scale(self._scaling.manager, self._scaling.state, finite)

@@ -108,6 +108,19 @@ def require_home(cls: type, expected: str) -> None:
             )
 
 
+def no_optimizer_class(cls: type, example: str) -> str:
+    """Returns the text of the error for a mixin that no optimizer class stands behind.
+
+    Args:
+        cls: the class that is being made an instance of.
+        example: the name of an optimizer class.
+    """
+    return (
+        f"{cls.__name__} has no optimizer class to add loss scaling or aggregation to. Write "
+        f"`class {cls.__name__}Adam({cls.__name__}, {example})` and make one of those."
+    )
+
+
 def _home_of(opt: Any) -> Any:
     cls = opt if isinstance(opt, type) else type(opt)
     homes = {_home_of_class(base) for base in cls.__mro__}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_keras._arguments import is_real
 from npu_keras.gradient_range import NEAR_OVERFLOW_EXPONENT, SMALLEST_EXPONENT, GradientRange
 from npu_keras.plot_rows import MOST_ROWS, row_figure, tops, wrapped, write_name
 from npu_keras.plot_style import BLUE, INK, MUTED, VERMILION, add_notes
@@ -26,7 +27,8 @@ def draw(report: GradientRange) -> "Figure":
     Args:
         report: the counts.
     """
-    if not 0 < report.loss_scale < math.inf:
+    scale = report.loss_scale
+    if not is_real(scale) or not 0 < scale < math.inf:
         raise ValueError(
             "Expected a loss scale above 0 and finite, to place what float16 holds. Received: "
             f"report.loss_scale={report.loss_scale!r}"

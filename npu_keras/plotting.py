@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npu_keras import plot_epochs, plot_gradients, plot_steps, plot_variables
+from npu_keras._arguments import float32_number
+from npu_keras._arguments import path as as_path
 from npu_keras.epoch_record import EpochRecord
-from npu_keras.gradient_range import GradientRange
+from npu_keras.gradient_range import GradientRange, require_matching
 from npu_keras.plot_sources import load, load_counts
 from npu_keras.plot_style import add_notes, new_figure
 
@@ -36,7 +38,8 @@ def plot_loss_scale(source: Any, *, losses: Sequence[float] | np.ndarray | None 
     Raises:
         ImportError: if matplotlib is not installed.
         TypeError: if `source` is something else.
-        ValueError: if a history has no loss scales, or has epochs where `losses` needs steps.
+        ValueError: if a history has no loss scales, or has epochs where `losses` needs steps; for
+            losses that are no list of numbers.
         FileNotFoundError: if the file does not exist.
 
     Example:
@@ -55,7 +58,7 @@ def plot_loss_scale(source: Any, *, losses: Sequence[float] | np.ndarray | None 
             )
         return plot_epochs.draw(record)
     if losses is not None:
-        losses = np.asarray(losses, np.float64)
+        losses = _losses(losses)
         record = record.with_attempts(len(losses))
     figure = new_figure(3.6) if losses is None else new_figure(5.4, (1.35, 1.0))
     plot_steps.set_steps(figure.axes[-1], record.attempts)
@@ -111,7 +114,8 @@ def plot_gradient_range(report: GradientRange) -> "Figure":
 
     Raises:
         ImportError: if matplotlib is not installed.
-        ValueError: if the loss scale is not a positive number.
+        TypeError: for what is no `GradientRange`.
+        ValueError: if the loss scale is not a positive number, or the counts do not match.
 
     Example:
 
@@ -122,16 +126,38 @@ def plot_gradient_range(report: GradientRange) -> "Figure":
     figure = npu_keras.plotting.plot_gradient_range(report)
     ```
     """
+    require_matching(report)
     return plot_gradients.draw(report)
 
 
-def save(figure: "Figure", path: str | Path, dpi: int = 200) -> None:
+def save(figure: "Figure", path: str | Path, dpi: float = 200) -> None:
     """Writes a figure to a file, making its folder if needed.
 
     Args:
         figure: the figure.
         path: the file; its ending decides the format.
         dpi: pixels per inch; the figures here are 8 inches wide.
+
+    Raises:
+        TypeError: for what is no figure, path or number.
+        ValueError: for `dpi` below 1, or an ending that matplotlib does not know.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    if not hasattr(figure, "savefig"):
+        raise TypeError(f"`figure` must be a matplotlib figure. Received: figure={figure!r}")
+    dpi = float32_number("dpi", dpi, low=1.0)
+    file = as_path("path", path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=dpi)
+
+
+def _losses(losses: Any) -> np.ndarray:
+    try:
+        values = np.asarray(losses, np.float64)
+    except (TypeError, ValueError):
+        values = np.zeros((0, 0))
+    if values.ndim != 1:
+        raise ValueError(
+            "`losses` must be a list of numbers, one for each attempted step. "
+            f"Received: losses={losses!r:.200}"
+        )
+    return values

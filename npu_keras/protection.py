@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras.inputs import variable_list
 from npu_keras.state import native
 
 
@@ -37,14 +38,8 @@ class Protection:
             True when a variable was added, so that a step traced before does not know of it.
         """
         before = len(self._pairs)
-        for variable in variables:
-            found = native(variable)
-            if not isinstance(found, tf.Variable):
-                raise TypeError(
-                    "`protect` takes Keras or TensorFlow variables, for example "
-                    f"`model.non_trainable_variables`. Received: {variable!r}"
-                )
-            self._remember_outside(found)
+        for variable in variable_list("`variables`", variables):
+            self._remember_outside(native(variable))
         return len(self._pairs) > before
 
     def _remember_outside(self, variable: tf.Variable) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a run that optimizers have to agree with."""
 
+from npu_keras._arguments import flag
+
 _current: list["NPURunConfig"] = []
 
 
@@ -19,7 +21,7 @@ class NPURunConfig:
     """
 
     def __init__(self, *, is_tailing_optimization: bool = False) -> None:
-        self.is_tailing_optimization = bool(is_tailing_optimization)
+        self.is_tailing_optimization = flag("is_tailing_optimization", is_tailing_optimization)
         _current[:] = [self]
 
     @staticmethod

@@ -83,11 +83,11 @@ def _read(text: str) -> tuple[dict[str, list[str]], str, int]:
         task = config.get("task") or {}
         jobs = {role: _addresses(cluster[role]) for role in cluster}
         return jobs, str(task.get("type")), int(str(task.get("index", 0)))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             "Expected TF_CONFIG to be JSON such as "
             '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}. '
-            f"Received: TF_CONFIG={text!r} ({error}). Correct it, or unset it."
+            f"Received: TF_CONFIG={text!r:.500} ({error}). Correct it, or unset it."
         ) from error
 
 

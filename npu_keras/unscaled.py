@@ -26,6 +26,9 @@ def unscaled_optimizers(model: Any) -> list[str]:
         Names of the attributes, of one in a list or dict with its position or key. Empty for a
         model without a layer that computes in float16.
 
+    Raises:
+        TypeError: for what is no model.
+
     Example:
 
     ```python
@@ -37,6 +40,8 @@ def unscaled_optimizers(model: Any) -> list[str]:
             npu_keras.unscaled_optimizers(self)
     ```
     """
+    if not isinstance(model, _model_classes()):
+        raise TypeError(f"`model` must be a Keras model. Received: model={model!r}")
     if not any(layer.compute_dtype == "float16" for layer in layers_of(model)):
         return []
     names = [name for name, optimizer in _optimizers(model) if not _scales(optimizer)]
@@ -57,6 +62,11 @@ def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
         for label, item in [(name, value), *_items(name, value)]:
             if isinstance(item, _optimizer_classes()):
                 yield label, item
+
+
+def _model_classes() -> tuple[type, ...]:
+    tf_keras = sys.modules.get("tf_keras")
+    return (keras.Model,) if tf_keras is None else (keras.Model, tf_keras.Model)
 
 
 def _optimizer_classes() -> tuple[type, ...]:

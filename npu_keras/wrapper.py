@@ -11,6 +11,7 @@ from npu_keras.aggregation import GradientAggregation
 from npu_keras.constructors import Constructed
 from npu_keras.forwarding import Forwarding, forward
 from npu_keras.host import KerasHost, revive
+from npu_keras.inputs import learning_rate as checked_rate
 from npu_keras.nesting import KERAS_3, adopt, claim, scales_already, wrong_optimizer
 from npu_keras.saved_state import SavedAroundInner
 from npu_keras.scaling import UNSCALED
@@ -93,7 +94,7 @@ class WrapperHost(SavedAroundInner, Forwarding, KerasHost, Constructed):
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
+        self.inner_optimizer.learning_rate = checked_rate(learning_rate)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from the inner optimizer's weight decay.

@@ -57,7 +57,7 @@ class DistributionReport(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Puts the counting into the training step."""
-        self._optimizer = require_loss_scaled(self.model.optimizer, type(self).__name__)
+        self._optimizer = require_loss_scaled(self.model, type(self).__name__)
         if not self.model.built:
             raise ValueError(
                 "DistributionReport needs a model that has its weights before training begins. "

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from npu_keras._arguments import path
 from npu_keras.callbacks import wording
 from npu_keras.callbacks.base import Callback
 from npu_keras.callbacks.forward_state import correct_loss, protect_forward_state
@@ -62,6 +63,7 @@ class LossScaleLogger(Callback):
         verbose: 1 prints the lines, 0 does not.
 
     Raises:
+        TypeError: for a path, prefix or number that is none.
         ValueError: for another `log_freq`; at the begin of training, if the model's optimizer does
             not scale the loss by this package.
 
@@ -85,11 +87,11 @@ class LossScaleLogger(Callback):
     ) -> None:
         super().__init__()
         self.log_freq = log_freq
-        self.prefix = prefix
-        self.verbose = verbose
+        self.prefix = _of_type("prefix", prefix, str)
+        self.verbose = _of_type("verbose", verbose, int)
         self._fetch_every = _fetch_interval(log_freq)
-        self._file = None if jsonl is None else EventLog(jsonl)
-        self._scalars = None if log_dir is None else ScalarLog(log_dir, prefix)
+        self._file = None if jsonl is None else EventLog(path("jsonl", jsonl))
+        self._scalars = None if log_dir is None else ScalarLog(path("log_dir", log_dir), prefix)
         self._records: list[tuple[int, Event]] = []
 
     _optimizer: Any
@@ -102,7 +104,7 @@ class LossScaleLogger(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the loss-scaled optimizer, and warns of others that scale nothing."""
-        self._optimizer = require_loss_scaled(self.model.optimizer, type(self).__name__)
+        self._optimizer = require_loss_scaled(self.model, type(self).__name__)
         unscaled_optimizers(self.model)
         self._reader = None
         self._line = None
@@ -209,6 +211,12 @@ def _fetch_interval(log_freq: int | str) -> float:
     raise ValueError(
         f'`log_freq` must be "epoch" or a number of batches of at least 1. Received: {log_freq=}'
     )
+
+
+def _of_type(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"`{name}` must be of type {kind.__name__}. Received: {name}={value!r}")
+    return value
 
 
 def _values(span: wording.Span) -> dict[str, float]:

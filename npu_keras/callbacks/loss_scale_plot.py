@@ -62,7 +62,7 @@ class LossScalePlot(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Draws the first picture, and learns how long one takes."""
-        self._optimizer = require_loss_scaled(self.model.optimizer, type(self).__name__)
+        self._optimizer = require_loss_scaled(self.model, type(self).__name__)
         self._display = None
         obstacle = _obstacle()
         if obstacle is not None:

@@ -105,7 +105,7 @@ class OverflowGuard(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the loss-scaled optimizer."""
-        self._optimizer = require_loss_scaled(self.model.optimizer, type(self).__name__)
+        self._optimizer = require_loss_scaled(self.model, type(self).__name__)
         self._reader = None
         self._named = set()
 

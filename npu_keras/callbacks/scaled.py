@@ -9,16 +9,17 @@ from npu_keras import cluster, engines
 from npu_keras.engines import Engine
 
 
-def require_loss_scaled(optimizer: Any, callback: str) -> Any:
-    """Returns the optimizer if it is one of this package's, of whatever flavour.
+def require_loss_scaled(model: Any, callback: str) -> Any:
+    """Returns the optimizer of a model if it is one of this package's, of whatever flavour.
 
     Args:
-        optimizer: what the model was compiled with.
+        model: a compiled model.
         callback: name of the class that needs it.
 
     Raises:
-        ValueError: for any other optimizer.
+        ValueError: for any other optimizer, or none.
     """
+    optimizer = getattr(model, "optimizer", None)
     if hasattr(optimizer, "journal") and hasattr(optimizer, "protect"):
         return optimizer
     raise ValueError(

@@ -5,6 +5,7 @@ import importlib
 import sys
 
 from npu_keras import adapters, cluster
+from npu_keras._arguments import is_real
 from npu_keras.engines.base import (
     DEFAULT_TIMEOUT_S,
     REDUCTIONS,
@@ -63,12 +64,12 @@ def find(name: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Engin
     """
     if name is None:
         name = _choose()
-    if name not in _CLASSES:
+    if not isinstance(name, str) or name not in _CLASSES:
         raise ValueError(
             f"Expected the name of an engine, one of {NAMES}, or None to find one. "
             f"Received: name={name!r}."
         )
-    if not timeout_s > 0:
+    if not is_real(timeout_s) or not timeout_s > 0:
         raise ValueError(f"Expected timeout_s above 0 seconds. Received: timeout_s={timeout_s!r}.")
     if name not in _found:
         module = importlib.import_module(f"npu_keras.engines.{name}")

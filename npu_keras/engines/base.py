@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from npu_keras._arguments import is_whole
+
 Reduction = Literal["sum", "max", "min"]
 REDUCTIONS: tuple[str, ...] = ("sum", "max", "min")
 DEFAULT_TIMEOUT_S = 300.0
@@ -119,7 +121,7 @@ def check_reduction(reduction: str) -> None:
 
 def check_root(root_rank: int, size: int) -> None:
     """Raises a ValueError unless `root_rank` is a rank."""
-    if not 0 <= root_rank < size:
+    if not is_whole(root_rank) or not 0 <= root_rank < size:
         raise ValueError(
             f"Expected root_rank to be from 0 to {size - 1}. Received: root_rank={root_rank!r}."
         )

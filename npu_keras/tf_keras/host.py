@@ -15,7 +15,9 @@ from npu_keras._upstream_tf_keras import (
     variable_key,
 )
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.inputs import tf_variable_list
 from npu_keras.loss_scale import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_keras.nesting import TF_KERAS
 from npu_keras.saved_state import SavedByPosition
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
@@ -57,6 +59,15 @@ class TfKerasHost(SavedByPosition, LossScaleInterface, _LossScaleOptimizer, meta
 
     _built_with: Sequence[Any] | None = None
 
+    @property
+    def _is_wrapped_by_loss_scale_optimizer(self) -> bool:
+        # Asked for by the constructors of tf_keras' own loss scalers alone (tf_keras 2.21.0).
+        raise TypeError(
+            f"{type(self).__name__} cannot be wrapped in the loss scaler of tf_keras, which would "
+            "scale the loss a second time. If it scales the loss already, pass it to "
+            "`model.compile` as it is; if not, put it into `NPULossScaleOptimizer`."
+        )
+
     def _init_host(
         self, scaling: tuple[Any, str] = UNSCALED, aggregation: GradientAggregation | None = None
     ) -> None:
@@ -86,8 +97,8 @@ class TfKerasHost(SavedByPosition, LossScaleInterface, _LossScaleOptimizer, meta
         """
         if self.built:
             return
+        variables = tf_variable_list("`var_list`", var_list, TF_KERAS)
         self._warn_if_unguarded()
-        variables = list(var_list)
         positions = {variable_key(v): i for i, v in enumerate(variables)}
         self.__dict__.update(_built_with=variables, _positions=positions)
         if self._owns_scaling:

@@ -8,7 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras._upstream_tf_keras import is_legacy
+from npu_keras.inputs import (
+    gradient_list,
+    gradients_of,
+    pair_list,
+    present_tensors,
+    tf_variable_list,
+)
 from npu_keras.mixins import StepMixin
+from npu_keras.nesting import TF_KERAS
 from npu_keras.sparse import Gradient
 from npu_keras.unscaling import unscale
 
@@ -62,7 +70,7 @@ class LossScaleInterface(StepMixin):
             grads: gradients of the scaled loss; tensors, IndexedSlices or None.
         """
         self._unscaled_some = True
-        grads = list(grads)
+        grads = present_tensors(gradient_list("`grads`", grads))
         scaling = self._scaling
         if not scaling.active:
             return grads
@@ -116,12 +124,15 @@ class LossScaleInterface(StepMixin):
                 f"Received: loss={loss!r}, tape=None"
             )
         tape = tf.GradientTape() if tape is None else tape
+        if not callable(var_list):
+            var_list = tf_variable_list("`var_list`", tf.nest.flatten(var_list), TF_KERAS)
         if callable(loss):
             with tape:
                 if not callable(var_list):
                     tape.watch(var_list)
                 loss = loss()
         variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+        variables = tf_variable_list("`var_list`", variables, TF_KERAS)
         with tape:
             scaled = self.scale_loss(loss)
         return self._gradients_of(scaled, variables, tape, grad_loss)
@@ -140,7 +151,8 @@ class LossScaleInterface(StepMixin):
             grads: gradients of the scaled loss, one per variable; tensors, IndexedSlices or None.
             trainable_variables: the variables.
         """
-        self._apply(list(grads), list(trainable_variables), unscaled=False)
+        variables = tf_variable_list("`trainable_variables`", trainable_variables, TF_KERAS)
+        self._apply(gradient_list("`grads`", grads), variables, unscaled=False)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
@@ -166,11 +178,12 @@ class LossScaleInterface(StepMixin):
         Raises:
             ValueError: if there is no gradient at all, or a variable is unknown.
         """
-        pairs = list(grads_and_vars)
+        pairs = pair_list(grads_and_vars)
         if not (self._unscaled_some or self._told_unscaled) and self._scaling.active:
             self._warn_never_unscaled()
         aggregated = skip_gradients_aggregation or not experimental_aggregate_gradients
-        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        gradients = [gradient for gradient, _ in pairs]
+        variables = tf_variable_list("`grads_and_vars`", [v for _, v in pairs], TF_KERAS)
         self._apply(gradients, variables, unscaled=True, aggregated=aggregated)
         return self.iterations
 
@@ -182,7 +195,7 @@ class LossScaleInterface(StepMixin):
             )
         with tf.init_scope():
             self.build(variables)
-        self._take_step(gradients, variables, **kwargs)
+        self._take_step(gradients_of(gradients, variables), variables, **kwargs)
 
     def _warn_never_unscaled(self) -> None:
         self._told_unscaled = True

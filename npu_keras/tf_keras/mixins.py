@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from npu_keras._upstream_tf_keras import is_legacy
-from npu_keras.aggregation import GradientAggregation
-from npu_keras.nesting import TF_KERAS, require_home
+from npu_keras.aggregation import GradientAggregation, settings_of
+from npu_keras.nesting import TF_KERAS, no_optimizer_class, require_home
 from npu_keras.overflow import INF_NAN
 from npu_keras.scaling import UNSCALED, require_manager
 from npu_keras.tf_keras.host import TfKerasHost
@@ -46,6 +46,8 @@ class TfKerasMixin(TfKerasHost):
         _aggregation: GradientAggregation | None = None,
         **kwargs: Any,
     ) -> None:
+        if not issubclass(type(self), _OPTIMIZERS):
+            raise TypeError(no_optimizer_class(type(self), "tf_keras.optimizers.Adam"))
         super(_LossScaleOptimizer, self).__init__(*args, **kwargs)
         self._init_host(_scaling, _aggregation)
 
@@ -144,7 +146,7 @@ class GradientAggregationMixin(TfKerasMixin):
     def __init__(
         self, *args: Any, aggregation: GradientAggregation | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, _aggregation=aggregation or GradientAggregation(), **kwargs)
+        super().__init__(*args, _aggregation=settings_of(aggregation), **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the optimizer class and of the mixin, JSON-safe."""

@@ -66,7 +66,8 @@ class TfKerasWrapper(
         adopt(self, opt, scaling, aggregation)
         self._init_host(scaling)
         claim(opt, self)
-        opt._is_wrapped_by_loss_scale_optimizer = True  # or tf_keras' own would wrap it, too
+        if not isinstance(opt, TfKerasHost):  # which refuses by itself
+            opt._is_wrapped_by_loss_scale_optimizer = True  # or tf_keras' own would wrap it, too
 
     def _target(self) -> Any:
         return self.inner_optimizer

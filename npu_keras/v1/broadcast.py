@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras import engines
+from npu_keras.engines.base import check_root
 from npu_keras.engines.lane_order import separate
 from npu_keras.startup import take_lanes
 
@@ -24,6 +25,7 @@ def broadcast_global_variables(root_rank: int = 0) -> tf.Operation:
 
     Raises:
         RuntimeError: outside of a graph, where there is no list of variables.
+        ValueError: if there is no such rank.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -31,6 +33,7 @@ def broadcast_global_variables(root_rank: int = 0) -> tf.Operation:
             "`npu_keras.distribute.broadcast(variables)`."
         )
     engine, variables = engines.find(), tf.compat.v1.global_variables()
+    check_root(root_rank, engine.size)
     if engine.size == 1 or not variables:
         return tf.no_op()
     lane = take_lanes(engine, 1)

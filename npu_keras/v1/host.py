@@ -19,14 +19,20 @@ from npu_keras.channels import Channel, GradientList
 from npu_keras.constructors import Constructed
 from npu_keras.decision import Decision, decide, joined
 from npu_keras.engines.lane_order import separate
-from npu_keras.nesting import adopt, claim
+from npu_keras.inputs import gradients_of, pair_list, tf_variable_list
+from npu_keras.nesting import V1, adopt, claim
 from npu_keras.overflow import INF_NAN, SATURATION, Finding, OverflowCheck, no_finding
 from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
 from npu_keras.unscaling import present_gradients, unscaled
 from npu_keras.v1.findings import Computed, Findings, first_of, spread
 from npu_keras.v1.graph_managers import InGraph, adapted
-from npu_keras.v1.inner import as_train_op, in_present_scope, require_optimizer
+from npu_keras.v1.inner import (
+    as_train_op,
+    in_present_scope,
+    require_optimizer,
+    require_step_counter,
+)
 from npu_keras.v1.loss_check import LossCheck, warn_of_constant_scale
 from npu_keras.v1.names import V1Names
 from npu_keras.v1.ranks import V1Ranks
@@ -91,6 +97,8 @@ class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
             Pairs of gradient and variable; a gradient is a tensor, IndexedSlices or None, in the
             dtype in which the inner optimizer's `compute_gradients` gives it.
         """
+        if var_list is not None:
+            var_list = tf_variable_list("`var_list`", tf.nest.flatten(var_list), V1)
         check = LossCheck(self._scaling)
         before = self._loss_scale()
         if self._scaling.active:
@@ -178,9 +186,13 @@ class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
         Raises:
             ValueError: if there is no gradient at all.
         """
-        pairs = list(grads_and_vars)
+        pairs = pair_list(grads_and_vars)
         positions = self._known([variable for _, variable in pairs])
-        own = present_gradients([gradient for gradient, _ in pairs], positions)
+        require_step_counter(global_step)
+        variables = [variable for _, variable in pairs]
+        gradients = gradients_of([gradient for gradient, _ in pairs], variables)
+        pairs = list(zip(gradients, variables, strict=True))
+        own = present_gradients(gradients, positions)
         self._warn_if_never_scaled()
         with separate(self._own_chain()):
             call = self._findings.take(own.gradients, own.positions)
@@ -233,6 +245,7 @@ class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
 
     def _known(self, variables: Sequence[Any]) -> list[int]:
         """Returns the positions of variables; the first call makes what depends on them."""
+        variables = tf_variable_list("`grads_and_vars`", variables, V1)
         if not self._trained:
             others = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
             self._train(list({v.ref(): v for v in [*variables, *others]}.values()))

@@ -18,6 +18,16 @@ def require_optimizer(opt: Any) -> None:
         raise wrong_optimizer(opt, V1, "tf.compat.v1.train.AdamOptimizer(1e-3)")
 
 
+def require_step_counter(global_step: Any) -> None:
+    """Raises TypeError for a `global_step` that nothing can be added to."""
+    if global_step is not None and not hasattr(global_step, "assign_add"):
+        raise TypeError(
+            "`global_step` must be a variable, such as "
+            "`tf.compat.v1.train.get_or_create_global_step()`, or None. "
+            f"Received: global_step={global_step!r}"
+        )
+
+
 def _is_keras(opt: Any) -> bool:
     modules = {base.__module__.split(".")[0] for base in type(opt).__mro__}
     return bool(modules & {"keras", "tf_keras"})

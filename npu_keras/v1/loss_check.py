@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras.inputs import loss_tensor
 from npu_keras.scaling import LossScaling
 from npu_keras.unscaling import scale_loss
 
@@ -34,7 +35,7 @@ class LossCheck:
         """
 
         def scaled() -> tf.Tensor:
-            value = tf.convert_to_tensor(loss() if callable(loss) else loss)
+            value = loss_tensor(loss() if callable(loss) else loss)
             self.look_at(value)
             return scale_loss(value, scale)
 
