@@ -31,6 +31,12 @@ INHERITED = (
 )
 """What the Keras 3 hosts use of the optimizer they are a kind of (Keras 3.15.1)."""
 
+INHERITED_V1 = ("_name", "_track_trackable")
+"""What the TensorFlow 1 hosts use of theirs (TensorFlow 2.21.0)."""
+
+BOOKKEEPING = "_self_"
+"""How names begin under which TensorFlow keeps record of an object (TensorFlow 2.21.0)."""
+
 
 def in_xla() -> bool:
     """Whether the graph being traced will be compiled by XLA (TensorFlow 2.21.0)."""

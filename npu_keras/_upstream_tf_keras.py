@@ -10,6 +10,18 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.optimizers.utils import all_reduce_sum_gradients
 
+INHERITED = (
+    "_compute_gradients",
+    "_create_all_weights",
+    "_hyper",
+    "_is_wrapped_by_loss_scale_optimizer",
+    "_mesh",
+    "_run_with_dtensor",
+    "_trackable_children",
+    "_weights",
+)
+"""What the tf_keras hosts use of the optimizers they are kinds of (tf_keras 2.21.0)."""
+
 
 def layers_of(model: Any) -> list[Any]:
     """The model and all layers in it, nested ones included (tf_keras 2.21.0)."""

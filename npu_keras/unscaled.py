@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from npu_keras._upstream import layers_of
+from npu_keras._upstream import BOOKKEEPING, layers_of
 
 
 def unscaled_optimizers(model: Any) -> list[str]:
@@ -57,7 +57,7 @@ def unscaled_optimizers(model: Any) -> list[str]:
 
 def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
     for name, value in vars(model).items():
-        if name.startswith("_self_"):  # TensorFlow's own record of the attributes
+        if name.startswith(BOOKKEEPING):  # a second record of the attributes
             continue
         for label, item in [(name, value), *_items(name, value)]:
             if isinstance(item, _optimizer_classes()):

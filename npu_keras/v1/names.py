@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from npu_keras._upstream import BOOKKEEPING
 from npu_keras.mixins import StepMixin
 from npu_keras.state import VariableSpec
 from npu_keras.v1.graph_managers import InGraph, original
@@ -94,7 +95,7 @@ class V1Names(StepMixin):
 
     def __getattr__(self, name: str) -> Any:
         # `_lr` and the like; TensorFlow's own bookkeeping of an object is not another one's.
-        if name.startswith(("__", "_self_")) or "inner_optimizer" not in vars(self):
+        if name.startswith(("__", BOOKKEEPING)) or "inner_optimizer" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner_optimizer, name)
 

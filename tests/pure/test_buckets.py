@@ -104,9 +104,10 @@ def test_process_wide_split_refuses_group(group):
         set_split_strategy_by_size([100], group)
 
 
-def test_process_wide_split_takes_the_longest_group_name():
-    set_split_strategy_by_idx([1], "g" * 127)
-    assert split_strategy("g" * 127) == SplitByIndex((1,))
+@pytest.mark.parametrize("group", ["g", "g" * 127])
+def test_process_wide_split_takes_the_shortest_and_the_longest_group_name(group):
+    set_split_strategy_by_idx([1], group)
+    assert split_strategy(group) == SplitByIndex((1,))
 
 
 def test_a_refused_setting_leaves_the_old_one():
@@ -131,6 +132,9 @@ def test_a_refused_setting_leaves_the_old_one():
         ([3, 3, 3, 3, 4], 2, [0, 0, 0, 1, 1]),
         # 7 on each: 1 over or 1 short is the same, so the crossing one is taken.
         ([6, 2, 6], 2, [0, 0, 1]),
+        ([1, 2, 1], 2, [0, 0, 1]),
+        # 4 fills a rank alone, and one of two ranks stays to divide by.
+        ([1, 4, 1], 2, [0, 1, 1]),
         # 1000 fills a rank alone; the average of the others is 3, not 501.
         ([1000, 1, 1, 1], 2, [0, 1, 1, 1]),
         ([1, 1, 1, 1000], 2, [0, 0, 0, 1]),

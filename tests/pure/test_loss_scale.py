@@ -406,6 +406,10 @@ def test_users_manager_without_config_says_what_to_override():
 def test_abstract_manager_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
         LossScaleManager()
+    for kept in ("get_loss_scale", "update_loss_scale"):  # half a manager
+        half = type("Half", (LossScaleManager,), {kept: getattr(HalvingManager, kept)})
+        with pytest.raises(TypeError, match="abstract"):
+            half()
 
 
 @pytest.mark.parametrize("make", [HalvingManager, lambda: FixedLossScaleManager(8)])
@@ -439,7 +443,9 @@ def test_bound_manager_works_on_the_state_of_its_optimizer():
 
 def test_unbound_manager_cannot_update():
     manager = FixedLossScaleManager(8)
+    assert not manager.read_unbound
     assert manager.get_loss_scale() == 8
+    assert manager.read_unbound
     assert manager.get_loss_scale().dtype == np.float32
     with pytest.raises(RuntimeError, match="Attach it to an optimizer first"):
         manager.update_loss_scale(True)
@@ -456,6 +462,9 @@ def test_copies_are_free_for_another_optimizer(duplicate):
     assert other.manager == manager
     assert other.manager is not manager
     assert other.state == ScaleState(64, 0, 0)
+    other.update_loss_scale(True)
+    other.update_loss_scale(True)
+    assert other.state == ScaleState(128, 0, 0)
 
 
 def test_needs_no_framework():
