@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from npu_keras import callbacks, distribute, plotting, tf_keras, v1
     from npu_keras.aggregation import GradientAggregation
     from npu_keras.buckets import set_split_strategy_by_idx, set_split_strategy_by_size
+    from npu_keras.execution import set_fused_update_min_bytes
     from npu_keras.journal import Event, Journal
     from npu_keras.keras_mixins import GradientAggregationMixin, LossScaleMixin
     from npu_keras.loss_scale import (
@@ -38,6 +39,7 @@ _HOMES = {
     "NPUOptimizer": "optimizers",
     "NPURunConfig": "run_config",
     "ScaleState": "loss_scale",
+    "set_fused_update_min_bytes": "execution",
     "set_split_strategy_by_idx": "buckets",
     "set_split_strategy_by_size": "buckets",
     "unscaled_optimizers": "unscaled",
@@ -62,6 +64,7 @@ __all__ = [
     "callbacks",
     "distribute",
     "plotting",
+    "set_fused_update_min_bytes",
     "set_split_strategy_by_idx",
     "set_split_strategy_by_size",
     "tf_keras",

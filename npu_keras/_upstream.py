@@ -6,6 +6,7 @@ module fail, by name, when one is gone.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels
 from tensorflow.python.ops import control_flow_util
 
 INHERITED = (
@@ -62,6 +64,20 @@ def updates_all_at_once(optimizer: Any) -> bool:
     """
     own = type(optimizer)._backend_update_step
     return own is not keras.optimizers.Optimizer._backend_update_step
+
+
+def updates_by_rule(optimizer: Any) -> bool:
+    """Whether a Keras optimizer updates by a rule of Keras' own (Keras 3.15.1).
+
+    Those write variables by the methods of the variables, whatever their settings.
+
+    Args:
+        optimizer: an optimizer, or the `super()` of one.
+    """
+    base = keras.optimizers.Optimizer
+    own = optimizer.update_step, optimizer._apply_weight_decay, optimizer._clip_gradients
+    usual = optimizer.apply.__func__ is base.apply
+    return usual and all(method.__module__.startswith("keras.src.") for method in own)
 
 
 def clip_gradients(optimizer: Any, gradients: Sequence[Any], norm: float) -> list[Any]:
@@ -243,3 +259,23 @@ def is_usable_here(op: Any) -> bool:
     while here is not None and here is not there:
         here = here.outer_context
     return here is there
+
+
+def unknown_to_xla(graph: Any, device_type: str) -> list[str]:
+    """Types of operations in a traced graph that XLA has no kernel for (TensorFlow 2.21.0).
+
+    Args:
+        graph: of a concrete function.
+        device_type: `"CPU"` or `"GPU"`.
+    """
+    definition = graph.as_graph_def()
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for f in functions for node in f.node_def)]
+    used = {node.op for node in nodes} - {"Placeholder"}  # what it takes
+    return sorted(name for name in used if not _has_kernel(name, device_type))
+
+
+@functools.cache
+def _has_kernel(name: str, device_type: str) -> bool:
+    registered = kernels.get_registered_kernels_for_op(name).kernel
+    return any(kernel.device_type == f"XLA_{device_type}_JIT" for kernel in registered)

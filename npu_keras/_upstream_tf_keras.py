@@ -92,6 +92,20 @@ def updates_all_at_once(optimizer: Any) -> bool:
     return nadam or own is not tf_keras.optimizers.Optimizer._internal_apply_gradients
 
 
+def updates_by_rule(optimizer: Any) -> bool:
+    """Whether an optimizer updates by a rule of tf_keras' own (tf_keras 2.21.0).
+
+    Those write variables by the methods of the variables, whatever their settings.
+
+    Args:
+        optimizer: an optimizer that is no legacy one, or the `super()` of one.
+    """
+    base = tf_keras.optimizers.Optimizer
+    own = optimizer.update_step, optimizer.apply_gradients, optimizer._apply_weight_decay
+    usual = optimizer._internal_apply_gradients.__func__ is base._internal_apply_gradients
+    return usual and all(method.__module__.startswith("tf_keras.src.") for method in own)
+
+
 def aggregates_by_itself(optimizer: Any) -> bool:
     """Whether a legacy optimizer was given a way of its own to sum over replicas (2.21.0)."""
     return is_legacy(optimizer) and optimizer.gradient_aggregator is not all_reduce_sum_gradients

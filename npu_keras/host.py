@@ -10,7 +10,11 @@ import keras
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
-from npu_keras._upstream import leave_aggregation_to_us, updates_all_at_once
+from npu_keras._upstream import (
+    leave_aggregation_to_us,
+    updates_all_at_once,
+    updates_by_rule,
+)
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.engines.strategy import replicas_in_sync, warn_where_fit_fails
 from npu_keras.inputs import gradient_list, gradients_of, pair_list, variable_list
@@ -222,6 +226,17 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         if updates_all_at_once(optimizer):
             return f"{type(optimizer).__name__} updates all variables at once"
         return None
+
+    def _compilation_obstacle(self) -> str | None:
+        optimizer = self._updating_optimizer()
+        if optimizer.gradient_accumulation_steps:
+            return "gradients are accumulated, and updates made now and then"
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            return "weights are overwritten with their averages now and then"
+        return None
+
+    def _writes_by_methods(self) -> bool:
+        return updates_by_rule(self._target())
 
     def _trained_variables(self) -> list[Any]:
         return list(self._trainable_variables)

@@ -19,6 +19,7 @@ from npu_keras.aggregating import Aggregating, DecidingTogether
 from npu_keras.aggregation import GradientAggregation
 from npu_keras.channels import Alone, Channel, GradientList, Replicas
 from npu_keras.engines.strategy import replicas_in_sync
+from npu_keras.execution import Compilation
 from npu_keras.members import LossScaleMembers
 from npu_keras.overflow import CheckedBefore, OverflowCheck
 from npu_keras.sparse import Gradient
@@ -68,7 +69,7 @@ class StepMixin(LossScaleMembers):
         if window is not None:
             self._refuse_fp16_sums("Accumulated gradients")
             take = functools.partial(take_accumulated_step, window=window)
-        step = self._step(channel)
+        step = self._step(channel)._replace(compilation=self._compilation())
         if unscaled and self._scaling.active:
             self._refuse_fp16_sums("Unscaled gradients")
             step = step._replace(check=CheckedBefore(self._scaling.take_finding()))
@@ -101,6 +102,17 @@ class StepMixin(LossScaleMembers):
             channel=channel,
             overlap_tail=self._overlaps_tail and self._tail_is_free(channel),
         )
+
+    def _compilation(self) -> Compilation:
+        return Compilation(
+            obstacle=self._compilation_obstacle(),
+            by_methods=self._writes_by_methods(),
+            by_parts=self._tail_obstacle() is None,
+            variables=lambda: [*self._trained_variables(), *self._written_variables()],
+        )
+
+    def _written_variables(self) -> list[Any]:
+        return [*self._own_variables(), *self._scaling.protection.variables()]
 
     def _check(self) -> OverflowCheck:
         return OverflowCheck(self._scaling.mode, self._compute_dtype())
@@ -175,6 +187,14 @@ class StepMixin(LossScaleMembers):
 
     def _tail_obstacle(self) -> str | None:
         """Returns why an update cannot be made part by part, or None if it can."""
+        raise NotImplementedError
+
+    def _compilation_obstacle(self) -> str | None:
+        """Returns why an update is better not compiled, or None if it can be."""
+        raise NotImplementedError
+
+    def _writes_by_methods(self) -> bool:
+        """Whether an update is known to write variables by their methods alone."""
         raise NotImplementedError
 
     def _trained_variables(self) -> list[Any]:

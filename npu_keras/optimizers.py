@@ -134,6 +134,11 @@ class NPUDistributedOptimizer(ConstructedWithRanks, WrapperHost):
         else:
             self._sharding.apply(gradients, variables)
 
+    def _compilation_obstacle(self) -> str | None:
+        if self._sharding is not None:
+            return "each rank updates its own shard"
+        return super()._compilation_obstacle()
+
     def _own_variables(self) -> list[Any]:
         if self._sharding is None:
             return super()._own_variables()

@@ -7,11 +7,12 @@ as a value at the limit of the compute dtype, or only in the device's sticky sta
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from npu_keras._upstream import keeps_order
 from npu_keras.ordering import in_order
 from npu_keras.products import INF_NAN, SATURATION, resolve_mode
 from npu_keras.sparse import Gradient
@@ -109,14 +110,14 @@ class OverflowCheck(NamedTuple):
 
     def _count(self, gradients: Sequence[Gradient], divided_by: int | None) -> tf.Tensor:
         counts = [self._count_one(gradient, divided_by) for gradient in gradients]
-        return tf.stack([tf.stack(kind) for kind in zip(*counts, strict=True)])
+        return tf.transpose(tf.stack(counts))
 
-    def _count_one(self, gradient: Gradient, divided_by: int | None) -> tuple[tf.Tensor, tf.Tensor]:
+    def _count_one(self, gradient: Gradient, divided_by: int | None) -> tf.Tensor:
         values = _components(_summed_duplicates(gradient))
         if not values.dtype.is_floating:
-            return tf.zeros((), tf.int64), tf.zeros((), tf.int64)
-        limited = tf.abs(values) >= self._limit(values.dtype, divided_by)
-        return tf.math.count_nonzero(limited), tf.math.count_nonzero(tf.math.is_nan(values))
+            return tf.zeros((2,), tf.int64)
+        count = _counter(values.dtype) if keeps_order() else _limited_and_nan
+        return count(values, self._limit(values.dtype, divided_by))
 
     def _limit(self, dtype: tf.DType, divided_by: int | None) -> tf.Tensor:
         if divided_by is None:
@@ -174,6 +175,18 @@ def no_finding(gradient_count: int) -> Finding:
     # conditional of `tf.compat.v1`.
     infs, nans = (tf.zeros((gradient_count,), tf.int64) for _ in range(2))
     return Finding(tf.constant(False), infs, nans)
+
+
+def _limited_and_nan(values: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+    limited, nan = tf.abs(values) >= limit, tf.math.is_nan(values)
+    return tf.stack([tf.math.count_nonzero(limited), tf.math.count_nonzero(nan)])
+
+
+@functools.cache
+def _counter(dtype: tf.DType) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Counts by a function of TensorFlow, traced once and not again for each gradient."""
+    signature = [tf.TensorSpec(None, dtype), tf.TensorSpec((), dtype)]
+    return tf.function(_limited_and_nan, input_signature=signature, autograph=False)
 
 
 def _is_suspicious(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -27,6 +27,10 @@ class Protection:
     def __len__(self) -> int:
         return len(self._pairs)
 
+    def variables(self) -> list[tf.Variable]:
+        """Returns all variables that `remember` and `restore` write."""
+        return [variable for pair in self._pairs.values() for variable in pair]
+
     def add(self, variables: Iterable[Any]) -> bool:
         """Protects variables from now on, and takes their present values as the good ones.
 

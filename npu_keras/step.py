@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from npu_keras._upstream import in_xla, keeps_order
+from npu_keras._upstream import in_xla
 from npu_keras.channels import Alone, Channel, GradientList
 from npu_keras.decision import Decision, decide, joined
+from npu_keras.execution import BRANCHED, NOT_COMPILED, Compilation, Execution, execution_of
 from npu_keras.journal import record
 from npu_keras.loss_scale import LossScaleManager, ScaleState
-from npu_keras.ordering import branch, in_order
+from npu_keras.ordering import in_order
 from npu_keras.overflow import CheckedBefore, OverflowCheck, no_finding
 from npu_keras.protection import Protection
 from npu_keras.sparse import Gradient
@@ -43,6 +44,7 @@ class Step(NamedTuple):
         protection: values that a skipped step puts back.
         channel: the ranks or replicas that take the step together.
         overlap_tail: whether what has arrived is applied while the rest is still travelling.
+        compilation: what is known of the host's update, should it be compiled.
     """
 
     manager: LossScaleManager
@@ -51,6 +53,7 @@ class Step(NamedTuple):
     protection: Protection
     channel: Channel
     overlap_tail: bool = False
+    compilation: Compilation = NOT_COMPILED
 
 
 class Update(Protocol):
@@ -86,26 +89,34 @@ def take_step(
     sent = channel.outgoing(own)
     arrived = channel.reduce(sent)
     decision = _decide(step, sent, arrived, forward_finite)
-    parts = channel.parts(sent) if step.overlap_tail else [list(range(len(sent.gradients)))]
+    execution = execution_of(step.compilation, sent.gradients)
+    parts = (channel if step.overlap_tail else execution).parts(sent)
 
     def write(scalars: tuple[ScaleState, Decision], gradients: list[Gradient]) -> None:
         before, decision = scalars
 
         def apply(part: Sequence[int], gradients: list[Gradient]) -> None:
-            chosen = GradientList([gradients[i] for i in part], [sent.positions[i] for i in part])
-            update(unscaled(chosen, before.loss_scale, takes_raw), last=part is parts[-1])
+            def update_part(gradients: list[Gradient], scale: tf.Tensor) -> None:
+                scaled = GradientList(gradients, [sent.positions[i] for i in part])
+                update(unscaled(scaled, scale, takes_raw), last=part is parts[-1])
+
+            execution.update(update_part, [gradients[i] for i in part], before.loss_scale)
 
         updates = [
             functools.partial(channel.update, functools.partial(apply, part), gradients)
             for part in parts
         ]
-        settle(step, before, decision, updates)
+        settle(step, before, decision, updates, execution)
 
     channel.commit(write, (before, decision), arrived.gradients)
 
 
 def settle(
-    step: Step, before: ScaleState, decision: Decision, updates: Sequence[Callable[[], Any]]
+    step: Step,
+    before: ScaleState,
+    decision: Decision,
+    updates: Sequence[Callable[[], Any]],
+    execution: Execution = BRANCHED,
 ) -> list[Any]:
     """Updates everything or nothing, then moves the scale and records the step.
 
@@ -114,24 +125,33 @@ def settle(
         before: the state the step was taken with.
         decision: the common decision.
         updates: each updates a part of the variables.
+        execution: how they are run.
 
     Returns:
         What all effects are reached by in a graph of `tf.compat.v1`; nothing elsewhere.
     """
     writes = [
-        functools.partial(write_part, step, decision, update, last=update is updates[-1])
+        functools.partial(write_part, step, decision, update, execution, last=update is updates[-1])
         for update in updates
     ]
     return in_order(*writes, functools.partial(finish, step, before, decision))
 
 
-def write_part(step: Step, decision: Decision, update: Callable[[], Any], *, last: bool) -> Any:
+def write_part(
+    step: Step,
+    decision: Decision,
+    update: Callable[[], Any],
+    execution: Execution = BRANCHED,
+    *,
+    last: bool,
+) -> Any:
     """Updates a part of the variables, or nothing; the last part settles what is protected.
 
     Args:
         step: the optimizer's configuration and variables.
         decision: the common decision.
         update: updates the part.
+        execution: how it is run.
         last: False when more parts of the same step follow.
 
     Returns:
@@ -148,8 +168,7 @@ def write_part(step: Step, decision: Decision, update: Callable[[], Any], *, las
 
     # Not by all ops made: an update may make slots, whose initializers are no part of the step.
     if step.manager.enable_overflow_check:
-        applied = tf.cond(decision.finite, branch(apply, True), branch(skip, False))
-        return None if keeps_order() else tf.group(applied)
+        return execution.either(decision.finite, apply, skip)
     effects = apply()
     return tf.group(effects) if effects else None
 

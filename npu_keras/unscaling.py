@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras._upstream import in_xla
 from npu_keras.channels import GradientList
-from npu_keras.sparse import Gradient
+from npu_keras.sparse import Gradient, map_values
 
 NARROW = (tf.float16, tf.bfloat16)
 
@@ -33,19 +34,29 @@ def scale_loss(loss: Any, loss_scale: Any) -> tf.Tensor:
 def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
     """Divides a gradient by the loss scale, in float32 at least.
 
-    A division and not a product with the reciprocal: the reciprocal of a scale above 2**126 is a
-    denormal number, which most devices flush to zero.
-
     Args:
         gradient: tensor or IndexedSlices of any shape; IndexedSlices stay sparse.
         loss_scale: float32 scalar.
     """
-    if isinstance(gradient, tf.IndexedSlices):
-        values = unscale(gradient.values, loss_scale)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if gradient.dtype in NARROW:
-        gradient = tf.cast(gradient, tf.float32)
-    return gradient / tf.cast(loss_scale, gradient.dtype)
+
+    def divided(values: tf.Tensor) -> tf.Tensor:
+        if values.dtype in NARROW:
+            values = tf.cast(values, tf.float32)
+        scale = tf.cast(loss_scale, values.dtype)
+        return _multiplied(values, scale) if in_xla() else values / scale
+
+    return map_values(divided, gradient)
+
+
+def _multiplied(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Divides by multiplications, which XLA repeats wherever the result is used.
+
+    It stores the result of a division instead, a pass over memory more. Two factors, because the
+    reciprocal of a scale above 2**126 is a denormal number, which most devices flush to zero. For
+    powers of two the result is that of the division.
+    """
+    first = tf.where(scale > 2.0**64, tf.cast(2.0**-64, scale.dtype), tf.cast(1, scale.dtype))
+    return values * first * (1 / (scale * first))
 
 
 def unscaled(

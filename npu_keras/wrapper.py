@@ -67,6 +67,16 @@ class WrapperHost(SavedAroundInner, Forwarding, KerasHost, Constructed):
         if isinstance(self.inner_optimizer, KerasHost):
             self.inner_optimizer._after_step()
 
+    def _compilation_obstacle(self) -> str | None:
+        if isinstance(self.inner_optimizer, KerasHost):
+            return self.inner_optimizer._compilation_obstacle()
+        return super()._compilation_obstacle()
+
+    def _writes_by_methods(self) -> bool:
+        if isinstance(self.inner_optimizer, KerasHost):
+            return self.inner_optimizer._writes_by_methods()
+        return super()._writes_by_methods()
+
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
         if isinstance(self.inner_optimizer, KerasHost):  # its step is taken here
             self.inner_optimizer._apply_target(gradients, variables)

@@ -12,6 +12,7 @@ from npu_keras._upstream_tf_keras import (
     apply_unaggregated,
     is_legacy,
     updates_all_at_once,
+    updates_by_rule,
     variable_key,
 )
 from npu_keras.aggregation import GradientAggregation
@@ -156,6 +157,17 @@ class TfKerasHost(SavedByPosition, LossScaleInterface, _LossScaleOptimizer, meta
 
     def _tail_obstacle(self) -> str | None:
         return tail_obstacle(self._updating_optimizer())
+
+    def _compilation_obstacle(self) -> str | None:
+        optimizer = self._updating_optimizer()
+        if is_legacy(optimizer):
+            return "legacy optimizers have kernels of their own"
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            return "weights are overwritten with their averages now and then"
+        return None
+
+    def _writes_by_methods(self) -> bool:
+        return not is_legacy(self._updating_optimizer()) and updates_by_rule(self._target())
 
     def _trained_variables(self) -> list[Any]:
         return list(self._built_with or ())

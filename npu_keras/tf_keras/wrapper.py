@@ -92,6 +92,11 @@ class TfKerasWrapper(
             return inner._gradients_of(loss, variables, tape, grad_loss)
         return super()._gradients_of(loss, variables, tape, grad_loss)
 
+    def _writes_by_methods(self) -> bool:
+        if isinstance(self.inner_optimizer, TfKerasHost):
+            return self.inner_optimizer._writes_by_methods()
+        return super()._writes_by_methods()
+
     def _apply_target(self, pairs: Pairs) -> None:
         if isinstance(self.inner_optimizer, TfKerasHost):  # its step is taken here
             self.inner_optimizer._apply_target(pairs)

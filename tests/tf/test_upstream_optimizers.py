@@ -88,3 +88,26 @@ def test_add_to_accumulators_adds():
     _upstream.add_to_accumulators(optimizer, [tf.constant([1.0, 2.0])], sums)
     _upstream.add_to_accumulators(optimizer, [tf.constant([1.0, 2.0])], sums)
     np.testing.assert_array_equal(sums[0].numpy(), [2.0, 4.0])
+
+
+def test_rules_of_keras_are_told_from_others():
+    class Own(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            raise NotImplementedError
+
+    class OwnApply(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            raise NotImplementedError
+
+    assert _upstream.updates_by_rule(keras.optimizers.AdamW())
+    assert not _upstream.updates_by_rule(Own())
+    assert not _upstream.updates_by_rule(OwnApply())
+
+
+def test_what_xla_cannot_compile_is_known():
+    def call(x):
+        tf.print(x)
+        return tf.sort(x) + tf.numpy_function(np.abs, [x], tf.float32)
+
+    graph = tf.function(call).get_concrete_function(tf.TensorSpec([2])).graph
+    assert _upstream.unknown_to_xla(graph, "CPU") == ["PrintV2", "PyFunc", "StringFormat"]

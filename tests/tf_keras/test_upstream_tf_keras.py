@@ -67,3 +67,12 @@ def test_a_train_step_of_ones_own_is_recognised():
 
     assert upstream.has_own_train_step(Own())
     assert not upstream.has_own_train_step(tf_keras.Sequential())
+
+
+def test_rules_of_tf_keras_are_told_from_others():
+    class Own(NEW.SGD):
+        def update_step(self, gradient, variable):
+            raise NotImplementedError
+
+    assert upstream.updates_by_rule(NEW.AdamW())
+    assert not upstream.updates_by_rule(Own())
