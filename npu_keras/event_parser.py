@@ -9,6 +9,7 @@ from npu_keras.events import KINDS, Event
 
 _LARGEST = 2**63 - 1  # of the counters in the optimizer
 _TINY, _HUGE = 2.0**-149, 2.0**128  # of float32
+_LONGEST_NAME = 4096  # characters; of a path through the layers, some dozen
 _SCALE_LIMITS = (0.0, float("inf"))  # which a manager of the user's own may reach
 
 
@@ -41,12 +42,16 @@ def _is_scale(value: Any) -> bool:
     return number and (value in _SCALE_LIMITS or _TINY <= value <= _HUGE)  # not NaN
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+
+
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "attempt": lambda value: _is_count(value) and value > 0,
     "kind": lambda value: isinstance(value, str) and value in KINDS,
     "scale_before": _is_scale,
     "scale_after": _is_scale,
-    "variable": lambda value: value is None or isinstance(value, str),
+    "variable": lambda value: value is None or _is_name(value),
     "forward": lambda value: isinstance(value, bool),
     "rank": lambda value: value is None or _is_count(value),
     **dict.fromkeys(("bad_variables", "infs", "nans", "bad_steps"), _is_count),
