@@ -2,6 +2,7 @@
 """Private names of TensorFlow, Keras and tf_keras are listed, and nowhere else."""
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def private(name):
     return name.isidentifier() and name[0] == "_" and name[1:2] != "_" and name[-1] != "_"
 
 
+@functools.cache
 def modules(upstream=False):
     files = [f for f in SOURCES.rglob("*.py") if f.name.startswith("_upstream") == upstream]
     return {file.relative_to(SOURCES).as_posix(): ast.parse(file.read_text()) for file in files}

@@ -154,10 +154,10 @@ def test_layers_thawed_after_the_first_step_need_a_new_optimizer():
         optimizer.apply([one(), None], [head, model.layers[0].kernel])
 
 
-def test_thousands_of_variables():
-    many = [weight(3.0) for _ in range(2000)]
+def test_more_than_a_thousand_variables():
+    many = [weight(3.0) for _ in range(1200)]
     optimizer = scaled()
-    gradients = [tf.constant(8.0)] * 1999 + [tf.constant(INF)]
+    gradients = [tf.constant(8.0)] * 1199 + [tf.constant(INF)]
     optimizer.apply(gradients, many)
     assert (int(optimizer.skipped_steps), float(many[0].numpy())) == (1, 3.0)
     (event,) = optimizer.journal.drain()
