@@ -93,7 +93,8 @@ class Aggregating(DecidingTogether):
             twice = position in have
             have[position] = added(have[position], gradient) if twice else gradient
         kinds = self._agree({p: kind_of(g, self.aggregation) for p, g in have.items()})
-        positions = [*kinds.dense, *kinds.sparse]
+        # In the order of the variables, in which they may have been inspected before.
+        positions = sorted({*kinds.dense, *kinds.sparse})
         whole = [self._filled(have.get(p), p, dense=p in kinds.dense) for p in positions]
         return GradientList([self.aggregation.outgoing(g, self.size) for g in whole], positions)
 

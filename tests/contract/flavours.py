@@ -216,9 +216,13 @@ class Run:
     def weights(self):
         return self.read(self.variables)
 
+    def slots(self):
+        """The variables of the update."""
+        return self.flavour.slots(self.optimizer)
+
     def everything(self):
         """Weights and slots, in an order of the flavour's."""
-        return [*self.weights(), *self.read(self.flavour.slots(self.optimizer))]
+        return [*self.weights(), *self.read(self.slots())]
 
     def scale(self):
         return float(self.read([self.optimizer.loss_scale])[0])
@@ -277,6 +281,11 @@ class GraphRun(Run):
         with self._graph.as_default():
             self._initialize()
             return self._session.run(list(variables))
+
+    def slots(self):
+        # TensorFlow lists those of the default graph only.
+        with self._graph.as_default():
+            return super().slots()
 
     def events(self):
         with self._graph.as_default(), self._session.as_default():
