@@ -4,6 +4,7 @@
 #   make test              every test; FAST=1 for those that need no TensorFlow
 #   make notebooks         the notebooks, from fresh kernels; part of `make test`
 #   make test-hosts        two hosts (network namespaces, as root) joined by a 1 Gbit/s link
+#   make soak              an hour of faults: 200,000 steps, 20 kills, sizes out of the ordinary
 #   make test-oldest       every test on the oldest versions that pyproject.toml allows
 #   make bench             what it costs, as ratios; QUICK=1 for coarser figures
 #   make lint              formatting, lint, types, import layers
@@ -31,7 +32,7 @@ GROUPS := $(addprefix group/,$(ALL_TESTS))
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed test notebooks test-hosts test-oldest bench lint clean $(GROUPS)
+.PHONY: help demo demo-distributed test notebooks test-hosts soak test-oldest bench lint clean $(GROUPS)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -64,6 +65,15 @@ notebooks: $(VENV)/.installed
 # Skipped, with the reason, where network namespaces cannot be made.
 test-hosts: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -rs $(HOST_TESTS)
+
+# What it prints stands in the table of the README.
+soak: $(VENV)/.installed
+	SOAK=1 $(VENV)/bin/python -m pytest tests/faults
+	$(VENV)/bin/python -m tests.faults.long_run --steps 200000
+	$(VENV)/bin/python -m tests.faults.kills --kills 20
+	$(VENV)/bin/python -m tests.faults.kills --kills 4 --engine mpi
+	$(VENV)/bin/python -m tests.faults.growth
+	$(VENV)/bin/python -m tests.faults.misfits
 
 test-oldest: $(OLDEST)/.installed
 	$(call run_tests,$(OLDEST))

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,8 +43,11 @@ class EventLog:
         self._failed = False
 
     def open(self) -> None:
-        """Creates the file, so that one that cannot be written is known before the first event."""
-        self.append([], epoch=0)
+        """Creates the file, so that one that cannot be written is known before the first event.
+
+        A line that an earlier run left half, because it was killed, is ended.
+        """
+        self._write("\n" if _ends_in_half_a_line(self.path) else "")
 
     def append(self, events: Sequence[Event], epoch: int) -> None:
         """Writes whole lines, in one go.
@@ -52,14 +56,17 @@ class EventLog:
             events: what to write.
             epoch: the epoch they happened in, counted from 0.
         """
-        if self._failed:
-            return
         now = time.time()
         lines = [json.dumps({**e._asdict(), "epoch": epoch, "wall_time": now}) for e in events]
+        self._write("".join(f"{line}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
+        if self._failed:
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+                file.write(text)
         except OSError as error:
             self._failed = True
             _logger.warning(
@@ -67,6 +74,18 @@ class EventLog:
                 self.path,
                 error.strerror or error,
             )
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            return file.read() not in (b"", b"\n")
+    except OSError:  # `_write` says so
+        return False
 
 
 def read_events(path: str | Path) -> EventFile:

@@ -169,12 +169,25 @@ class CollectiveEngine:
                 channel = collective_ops.Channel(self.size, _START_LANE, self.timeout_s)
                 data = channel.broadcast(data, 0, self.rank)
         except tf.errors.OpError as error:
+            self._refuse_other_sizes(error.message)
             absent = [r for r in range(self.size) if not _upstream.answers(r, 2.0)]
             raise EngineTimeout(
                 f"Rank {absent or 'unknown'} did not start the engine within "
                 f"{self.timeout_s:g} s. TensorFlow says: {error.message}"
             ) from error
         return bytes(data.numpy().tolist()).decode().strip()
+
+    def _refuse_other_sizes(self, message: str) -> None:
+        # The words of TensorFlow 2.21.0; with others the message says it in its own way.
+        found = re.search(
+            r"joining a group with size ?(\d+), but that group has size (\d+)", message
+        )
+        sizes = {int(size) for size in found.groups()} if found else {self.size}
+        for other in sizes - {self.size}:
+            raise EngineError(
+                "Every rank needs the same workers in TF_CONFIG, in the same order. Received: "
+                f"{self.size} workers on rank {self.rank}, {other} workers on another rank."
+            )
 
 
 def _with_shapes(outputs: list[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -109,6 +109,16 @@ class Peers:
             self._fail(f"{self._late(key)} Waited {self.timeout_s:g} s for {label}.")
         self.raise_if_failed()
 
+    def raise_if_lost(self, label: str) -> None:
+        """Raises an EngineTimeout if a rank has died, before what needs all of them begins.
+
+        Args:
+            label: str, what is about to begin.
+        """
+        if any(member.state == "lost" for member in self._members):
+            self._fail(f"{self._gone()} Before {label}.")
+        self.raise_if_failed()
+
     def raise_if_failed(self) -> None:
         """Raises the EngineTimeout of an earlier call again."""
         if self.failure is not None:

@@ -41,7 +41,8 @@ class Tally:
 
     def begin(self, label: str) -> int:
         """Notes the start of a collective; returns its number."""
-        self._peers.raise_if_failed()
+        # TensorFlow fails at once when it cannot connect, and does not say to which rank.
+        self._peers.raise_if_lost(label)
         self._peers.count += 1
         number = next(self._numbers)
         self._waiting[number] = (label, time.monotonic())

@@ -17,12 +17,10 @@ from trainers import Host  # noqa: E402
 TOGETHER = {"is_distributed": True}
 HOSTS = {
     "mpi": [
-        Host("keras", **TOGETHER),
         Host("keras", "saturation", accumulate=3, **TOGETHER),
         Host("tf_keras legacy", **TOGETHER),
-        Host("v1 graph", "saturation", every=2, **TOGETHER),
     ],
-    "collective": [Host("tf_keras", "saturation", **TOGETHER)],
+    "collective": [Host("keras", every=2, **TOGETHER)],
 }[engine.name]
 EACH = 10
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import resource
+import signal
 import tracemalloc
 
 import pytest
 
 from npu_keras import event_log
-from npu_keras.event_log import read_events
+from npu_keras.event_log import EventLog, read_events
 from npu_keras.events import Event
 from npu_keras.line_reader import bounded_lines
 
@@ -98,3 +100,37 @@ def test_lines_are_whole_or_none(tmp_path):
     path.write_bytes(b"ab\n\nabc\nabcd\nabcdefgh\nabcd")
     assert list(bounded_lines(path, limit=4)) == ["ab", "", "abc", None, None, None]
     assert list(bounded_lines(path, limit=5)) == ["ab", "", "abc", "abcd", None, "abcd"]
+
+
+def test_a_run_after_a_crash_begins_a_line_of_its_own(tmp_path):
+    path, event = tmp_path / "events.jsonl", Event(**GOOD)
+    for left, damaged in (('{"attempt": 1, "ki', [1]), ("", []), ("{}\n", [1])):
+        path.write_text(left)
+        log = EventLog(path)
+        log.open()
+        log.append([event], epoch=0)
+        assert read_events(path) == ([event], damaged)
+
+
+@pytest.fixture
+def full_disk():
+    """No file grows beyond 1000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_one_warning_and_what_was_written_can_be_read(tmp_path, full_disk, caplog):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.open()
+    for attempt in range(1, 20):
+        log.append([Event(attempt, "skip", 8.0, 4.0, variable="x" * 50)], epoch=0)
+    (warning,) = caplog.messages
+    assert "(File too large). Training goes on without." in warning
+    events, damaged = read_events(log.path)
+    assert [event.attempt for event in events] == list(range(1, len(events) + 1))
+    assert 2 <= len(events) <= 5
+    assert damaged == [len(events) + 1]

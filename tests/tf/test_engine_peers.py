@@ -81,6 +81,17 @@ def test_a_lost_rank_is_named_by_all_others(start):
             peers[rank].exchange(None, "x")
 
 
+def test_nothing_is_begun_without_a_rank_that_is_known_to_be_lost(start):
+    peers = start(2)
+    peers[0].raise_if_lost("all_reduce of x")
+    drop(peers[1])
+    with pytest.raises(EngineTimeout, match="Rank 1 has died. Waiting for x"):
+        check_until_raised(peers[0], time.monotonic())
+    peers[0].failure = None
+    with pytest.raises(EngineTimeout, match="Rank 1 has died. Before all_reduce of x"):
+        peers[0].raise_if_lost("all_reduce of x")
+
+
 def test_a_lost_rank_0_is_named(start):
     peers = start(2)
     drop(peers[0])

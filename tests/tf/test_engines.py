@@ -93,6 +93,16 @@ def test_ranks_without_an_engine_are_an_error_that_says_what_to_do(monkeypatch, 
         engines.find()
 
 
+def test_ranks_that_know_of_different_numbers_of_ranks_are_told():
+    says = "Device /job:worker is joining a group with size2, but that group has size 3 (group_key"
+    for size, other in ((2, 3), (3, 2)):
+        rank = types.SimpleNamespace(rank=1, size=size)
+        wanted = f"{size} workers on rank 1, {other} workers on another rank"
+        with pytest.raises(engines.EngineError, match=wanted):
+            CollectiveEngine._refuse_other_sizes(rank, says)
+        CollectiveEngine._refuse_other_sizes(rank, "Collective has timed out")
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"\('local', 'mpi', .*Received: name='nccl'"):
         engines.find("nccl")
