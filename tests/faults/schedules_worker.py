@@ -22,7 +22,7 @@ HOSTS = {
     ],
     "collective": [Host("keras", every=2, **TOGETHER)],
 }[engine.name]
-EACH = 10
+EACH = 8
 
 for position, host in enumerate(HOSTS):
     try:

@@ -57,7 +57,7 @@ def counters(optimizer):
     return (snapshot.attempted_steps, snapshot.skipped_steps, snapshot.loss_scale)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_training_goes_on_when_the_disk_is_full(tmp_path, caplog):
     model = compiled()
     logger = npu_keras.callbacks.LossScaleLogger(
@@ -102,7 +102,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.skipif(not HAS_SECOND_BACKUP, reason="this Keras keeps no second backup")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_backup_that_a_kill_left_half_gives_way_to_the_one_before(trained):
     path = trained.folder / "latest.weights.h5"
     whole = path.read_bytes()
@@ -119,7 +119,7 @@ def test_a_backup_that_a_kill_left_half_gives_way_to_the_one_before(trained):
         path.write_bytes(whole)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_the_newest_whole_checkpoint_of_tensorflow_is_found(trained, tmp_path):
     """A kill before the last rename leaves files that the list of checkpoints does not name."""
     model = trained.model
