@@ -211,10 +211,12 @@ def _numeric(gradient: Any, name: str) -> Gradient:
 
 
 def _check_shape(name: str, gradient: Gradient, expected: tf.TensorShape) -> None:
-    shape = gradient.shape
     if isinstance(gradient, tf.IndexedSlices):
-        # Which rows, is known when the step runs; that there are as many as indices, as well.
+        # Which rows, is known when the step runs; that there are as many as indices, as well. Not
+        # by its own shape, which it lacks when its `dense_shape` is a list.
         shape, expected = gradient.values.shape[1:], expected[1:]
+    else:
+        shape = gradient.shape
     if not shape.is_compatible_with(expected):
         raise ValueError(
             f"{name} must have the shape of its variable, {tuple(expected)}. "
