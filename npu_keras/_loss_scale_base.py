@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loss-scale manager is, and the part that managers without state share."""
+"""What a loss-scale manager is."""
 
 import gc
 import numbers
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -77,11 +77,12 @@ class LossScaleManager(ABC):
         Returns:
             A new `ScaleState`; each field keeps its dtype.
         """
+        self._begin_step(state, xp)
         self.update_loss_scale(finite)
         scale = self.get_loss_scale()
         if isinstance(scale, numbers.Real):
             scale = np.float32(scale)
-        return ScaleState(scale, *count_step(state, finite, xp))
+        return ScaleState(scale, *self._end_step(state, finite, xp))
 
     def bind(self, owner: Any) -> None:
         """Tie the manager to the optimizer that keeps its state; only a weak reference is held.
@@ -126,6 +127,13 @@ class LossScaleManager(ABC):
             f"result of its `get_config()`. Received: config={config!r}"
         )
 
+    def _begin_step(self, state: ScaleState, xp: Any) -> None:  # noqa: B027, most need none
+        """Take note of the state before a step that the two methods take."""
+
+    def _end_step(self, state: ScaleState, finite: Any, xp: Any) -> tuple[Any, Any]:
+        """Return `(good_steps, bad_steps)` after it."""
+        return count_step(state, finite, xp)
+
     def _bound_owner(self) -> Any:
         return None if self._owner is None else self._owner()
 
@@ -135,78 +143,8 @@ class LossScaleManager(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copied or pickled manager is free for another optimizer.
-        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
-
-
-class StatelessManager(LossScaleManager):
-    """Immutable configuration; the first field is the initial loss scale."""
-
-    _fields: ClassVar[tuple[str, ...]]
-    read_unbound = False
-    """Whether somebody has read the scale before there was an optimizer: a constant."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        overridden = {"get_loss_scale", "update_loss_scale"} & cls.__dict__.keys()
-        if overridden and "next_state" not in cls.__dict__:
-            raise TypeError(
-                f"{cls.__name__} overrides {sorted(overridden)}, which training would not call: it "
-                "calls `next_state`. Override that, or derive from LossScaleManager."
-            )
-
-    def get_loss_scale(self) -> Any:
-        """Return the optimizer's loss scale, or the initial one (float32) before there is any."""
-        owner = self._bound_owner()
-        if owner is not None:
-            return owner.loss_scale
-        self.__dict__["read_unbound"] = True
-        return self.initial_state().loss_scale
-
-    def update_loss_scale(self, finite_grads: Any) -> Any:
-        """Move the state kept by the optimizer by one step.
-
-        Args:
-            finite_grads: Scalar bool, True if no gradient overflowed.
-
-        Raises:
-            RuntimeError: If no optimizer keeps the state.
-        """
-        owner = self._bound_owner()
-        if owner is None:
-            raise RuntimeError(
-                f"{self!r} keeps no state of its own. Attach it to an optimizer first, or call "
-                "`next_state(state, finite, xp)`."
-            )
-        return owner.update_loss_scale(finite_grads)
-
-    def initial_state(self) -> ScaleState:
-        return ScaleState(np.float32(getattr(self, self._fields[0])), np.int32(0), np.int32(0))
-
-    def get_config(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._fields}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**config)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._fields and name in self.__dict__:
-            raise AttributeError(
-                f"`{name}` cannot change after construction; construct a new "
-                f"{type(self).__name__}, or assign `loss_scale` on the optimizer to move the scale "
-                f"itself. Received: {name}={value!r}"
-            )
-        super().__setattr__(name, value)
-
-    def __repr__(self) -> str:
-        arguments = (f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({', '.join(arguments)})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.get_config() == self.get_config()
-
-    def __hash__(self) -> int:
-        return hash((type(self), *(getattr(self, name) for name in self._fields)))
+        tied = ("_owner", "graph_state")
+        return {name: value for name, value in self.__dict__.items() if name not in tied}
 
 
 def count_step(state: ScaleState, finite: Any, xp: Any) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.util import deprecation
 
 INHERITED = (
     "_accumulated_gradients",
@@ -279,3 +280,8 @@ def unknown_to_xla(graph: Any, device_type: str) -> list[str]:
 def _has_kernel(name: str, device_type: str) -> bool:
     registered = kernels.get_registered_kernels_for_op(name).kernel
     return any(kernel.device_type == f"XLA_{device_type}_JIT" for kernel in registered)
+
+
+def silence_deprecations() -> None:
+    """Stops TensorFlow from logging each deprecated function it is called by (TF 2.21.0)."""
+    deprecation._PRINT_DEPRECATION_WARNINGS = False

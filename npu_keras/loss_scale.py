@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 
 from npu_keras._arguments import FLOAT32_MAX, float32_number, step_count
-from npu_keras._loss_scale_base import (
-    LossScaleManager,
-    ScaleState,
-    StatelessManager,
-    count_step,
-)
+from npu_keras._loss_scale_base import LossScaleManager, ScaleState, count_step
+from npu_keras._stateless_manager import StatelessManager
 
 __all__ = [
     "ExponentialUpdateLossScaleManager",

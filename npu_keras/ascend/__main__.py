@@ -4,20 +4,23 @@
 import argparse
 import ast
 import os
+import re
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from npu_keras import cluster, products
-from npu_keras.ascend.importing import ROOTS, install, missing
-from npu_keras.ascend.names import REASONS
+from npu_keras.ascend import tensorflow1
+from npu_keras.ascend.importing import ROOTS, install
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _EPILOG = f"""\
 The script finds {", ".join(ROOTS)}. Its `tf.keras` is tf_keras, with the optimizers of
 `tf.keras.optimizers.legacy`, as with the TensorFlow 2.6 of the adapters; unless it imports `keras`
-itself, or {_LEGACY} is set to 0. On several ranks:
+itself, or {_LEGACY} is set to 0. A script for TensorFlow 1 (`tf.placeholder`, `tf.Session`, ...)
+gets `tf.compat.v1` for its `tensorflow`, without eager execution, as do files of its own that it
+imports. RANK_SIZE, RANK_ID and DEVICE_ID are set for it. On several ranks:
 python -m npu_keras run -n 2 -m npu_keras.ascend script.py
 """
 
@@ -40,17 +43,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not imports_keras(script.read_text(encoding="utf-8")):
         _choose_legacy_keras()
     install()
-    if cluster.find().size > 1:
+    is_old = tensorflow1.is_for_tensorflow_1(script)
+    if is_old:
+        tensorflow1.choose_graphs()
+    here = cluster.find()
+    if here.size > 1:
         from npu_keras import engines
 
         engines.find()  # some engines have to exist before the script's first tensor
+    _tell_ranks(here)
     sys.argv = [str(script), *options.args]
     sys.path[0] = str(script.resolve().parent)
     try:
-        runpy.run_path(str(script), run_name="__main__")
-    except NameError as error:  # `from npu_bridge.npu_init import *` cannot tell by itself
-        if error.name in REASONS:
-            error.add_note(missing("npu_bridge.npu_init", error.name))
+        tensorflow1.run(script) if is_old else runpy.run_path(str(script), run_name="__main__")
+    except (AttributeError, ImportError) as error:
+        for name in set(re.findall(r"\w+", str(error))) & tensorflow1.GONE.keys():
+            error.add_note(tensorflow1.GONE[name])
         raise
 
 
@@ -63,6 +71,16 @@ def imports_keras(source: str) -> bool:
         if any(name.partition(".")[0] == "keras" for name in names):
             return True
     return False
+
+
+def _tell_ranks(here: cluster.Cluster) -> None:
+    """Sets the variables that the adapters' launchers set, and that scripts read by themselves."""
+    if "CM_WORKER_SIZE" not in os.environ:
+        os.environ.setdefault("RANK_SIZE", str(here.size))
+    os.environ.setdefault("RANK_ID", str(here.rank))
+    for name in ("DEVICE_ID", "ASCEND_DEVICE_ID"):
+        os.environ.setdefault(name, str(here.local_rank))
+    os.environ.setdefault("JOB_ID", "npu_keras")
 
 
 def _choose_legacy_keras() -> None:

@@ -75,6 +75,16 @@ def npu_allreduce(
     return all_reduce(values, reduction, fusion, fusion_id, group)
 
 
+def average_all_reduce(tensor: Any, average: bool = True) -> Any:
+    """Reduces a tensor over all ranks; `npu_optimizer.allreduce`.
+
+    Args:
+        tensor: a tensor or IndexedSlices.
+        average: whether it is the mean, and not the sum.
+    """
+    return all_reduce(tensor, "mean" if average else "sum")
+
+
 def allreduce(
     tensor: Any,
     reduction: str,

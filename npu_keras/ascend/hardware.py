@@ -5,6 +5,9 @@ import warnings
 from typing import Any
 
 _told: set[str] = set()
+WORLD = "hccl_world_group"
+groups = {WORLD}
+"""The names of the group of all ranks."""
 
 
 def warn_once(option: str, reason: str = "it is for Ascend hardware") -> None:
@@ -21,10 +24,10 @@ def warn_once(option: str, reason: str = "it is for Ascend hardware") -> None:
 
 def check_group(group: str) -> None:
     """Raises ValueError for a communication group other than that of all ranks."""
-    if group != "hccl_world_group":
+    if group not in groups:
         raise ValueError(
-            "There is one group of ranks here, 'hccl_world_group'; others cannot be made. "
-            f"Received: group={group!r}"
+            f"There is one group of ranks here, that of all, called {sorted(groups)}; "
+            f"`create_group` gives it another name. Received: group={group!r}"
         )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from npu_keras import adapters
-from npu_keras.ascend.names import MODULES, REASONS, source
+from npu_keras.ascend.names import MODULES, REASONS, STARRED, source
+from npu_keras.ascend.unavailable import Unavailable
 
 ROOTS = tuple(sorted({name.partition(".")[0] for name in MODULES}))
 """The top-level modules that `install` provides."""
@@ -21,7 +22,10 @@ _PACKAGES = {
 
 
 class StandIn(types.ModuleType):
-    """A module of the adapters: imports what is behind a name when it is asked for."""
+    """A module of the adapters: imports what is behind a name when it is asked for.
+
+    Scripts import names out of habit, so that one which cannot be here is an error once it is used.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name in MODULES.get(self.__name__, ()):
@@ -30,6 +34,8 @@ class StandIn(types.ModuleType):
             return importlib.import_module(f"{self.__name__}.{name}")
         elif name.startswith("__"):
             raise AttributeError(name)
+        elif name in REASONS:
+            value = Unavailable(missing(self.__name__, name))
         else:
             raise AttributeError(missing(self.__name__, name))
         setattr(self, name, value)
@@ -65,7 +71,8 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Says what `from module import *` brings."""
-        module.__dict__["__all__"] = sorted(MODULES.get(module.__name__, ()))
+        names = {*MODULES.get(module.__name__, ()), *STARRED.get(module.__name__, ())}
+        module.__dict__["__all__"] = sorted(names)
 
 
 _finder = StandInFinder()

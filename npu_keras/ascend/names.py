@@ -38,8 +38,11 @@ _BEHIND = {
         "get_npu_rank_size",
         "get_rank_id",
         "get_rank_size",
+        "create_group",
+        "destroy_group",
         "get_world_rank_from_group_rank",
     ),
+    "npu_keras.ascend.scopes": ("keep_dtype_scope", "without_npu_compile_scope"),
     "npu_keras.ascend.sessions": (
         "close_session",
         "init_resource",
@@ -47,6 +50,8 @@ _BEHIND = {
         "npu_graph_options",
         "npu_optimizer_options",
         "npu_session_config_init",
+        "set_graph_exec_config",
+        "set_iteration_per_loop",
         "set_keras_session_npu_config",
         "shutdown_resource",
     ),
@@ -58,7 +63,16 @@ _BEHIND = {
         "reduce_scatter",
     ),
     "npu_keras.ascend.distribution": ("broadcast", "shard_and_rebatch_dataset"),
-    "npu_keras.ascend.ops": ("dropout", "fast_gelu", "gelu", "initialize_system"),
+    "npu_keras.ascend.ops": (
+        "drop_out_do_mask",
+        "drop_out_do_mask_v3",
+        "drop_out_gen_mask",
+        "drop_out_gen_mask_v3",
+        "dropout",
+        "fast_gelu",
+        "gelu",
+        "initialize_system",
+    ),
     "npu_keras.ascend.device": (
         "enable_v1",
         "global_options",
@@ -87,6 +101,11 @@ OTHER_NAMES = {
     "npu_bridge.npu_init.npu_aicore_ops": "@npu_bridge.estimator.npu_aicore_ops",
     "npu_bridge.npu_init.npu_ops": "@npu_bridge.estimator.npu_ops",
     "npu_bridge.npu_init.hccl_ops": "@npu_bridge.hccl.hccl_ops",
+    "npu_bridge.npu_init.npu_scope": "@npu_bridge.estimator.npu.npu_scope",
+    "npu_bridge.npu_init.util": "@npu_bridge.estimator.npu.util",
+    "npu_bridge.estimator.npu.npu_optimizer.allreduce": (
+        "npu_keras.ascend.collectives:average_all_reduce"
+    ),
     "npu_device.npu_device.gen_npu_ops": "@npu_device.gen_npu_ops",
 }
 """Where a name stands for something called differently; `@` is another module of the adapters."""
@@ -102,25 +121,34 @@ _WRAPPERS = tuple(
 _RANKS = tuple(name for name in _BEHIND["npu_keras.ascend.ranks"] if "npu" not in name)
 _NPU_RANKS = tuple(name for name in _BEHIND["npu_keras.ascend.ranks"] if "npu" in name)
 _HOOKS = _BEHIND["npu_keras.ascend.hooks"]
+_SCOPES = _BEHIND["npu_keras.ascend.scopes"]
+_UTIL = ("set_graph_exec_config", "set_iteration_per_loop")
+_SESSIONS = tuple(n for n in _BEHIND["npu_keras.ascend.sessions"] if n not in _UTIL)
 _SYSTEM = ("initialize_system", "shutdown_system")
 
 _BRIDGE: dict[str, tuple[str, ...]] = {
     "npu_init": (
         *(*_MANAGERS, *_OPTIMIZERS, *_WRAPPERS, *_CONFIGS, *_SPLITS, *_RANKS, *_NPU_RANKS),
-        *(*_HOOKS, *_BEHIND["npu_keras.ascend.sessions"], "npu_allreduce", "RewriterConfig"),
-        *("config_pb2", "hccl_ops", "npu_aicore_ops", "npu_ops", "npu_unary_ops", "os"),
-        "rewriter_config_pb2",
+        *(*_HOOKS, *_SESSIONS, "npu_allreduce", "RewriterConfig", "rewriter_config_pb2"),
+        *("config_pb2", "hccl_ops", "npu_aicore_ops", "npu_ops", "npu_scope", "npu_unary_ops"),
+        *("os", "util"),
     ),
     "estimator.npu.npu_callbacks": ("NPUBroadcastGlobalVariablesCallback",),
     "estimator.npu.npu_config": _CONFIGS,
+    "estimator.npu.npu_convert_dropout": (),  # importing it replaces the dropout of Keras there
+    "estimator.npu.npu_estimator": (),
     "estimator.npu.npu_hook": ("NPUBroadcastGlobalVariablesHook",),
     "estimator.npu.npu_loss_scale_manager": _MANAGERS,
     "estimator.npu.npu_loss_scale_optimizer": ("NPULossScaleOptimizer",),
     "estimator.npu.npu_optimizer": (
-        *(*_OPTIMIZERS, "KerasDistributeOptimizer", "npu_allreduce"),
+        *(*_OPTIMIZERS, "KerasDistributeOptimizer", "allreduce", "npu_allreduce"),
         "npu_distributed_optimizer_wrapper",
     ),
     "estimator.npu.npu_plugin": ("set_device_sat_mode",),
+    "estimator.npu.npu_rnn": (),
+    "estimator.npu.npu_scope": _SCOPES,
+    "estimator.npu.npu_strategy": (),
+    "estimator.npu.util": _UTIL,
     "estimator.npu_aicore_ops": ("fast_gelu",),
     "estimator.npu_ops": ("dropout", *_SYSTEM),
     "estimator.npu_unary_ops.npu_unary_ops": ("gelu",),
@@ -132,19 +160,27 @@ MODULES: dict[str, tuple[str, ...]] = {
     "hccl.split.api": _SPLITS,
     "moxing.tensorflow.executor.ops_adapter": ("rank", "size"),
     "npu_device": (
-        *("global_options", "npu_compat_function", "open", "set_device_sat_mode"),
-        "set_npu_loop_size",
+        *("global_options", "keep_dtype_scope", "npu_compat_function", "open"),
+        *("set_device_sat_mode", "set_npu_loop_size"),
     ),
     "npu_device.compat": ("enable_v1",),
     "npu_device.distribute": (
         *("all_reduce", "broadcast", "npu_distributed_keras_optimizer_wrapper"),
         "shard_and_rebatch_dataset",
     ),
+    "npu_device.distribute.hccl": (
+        *("all_reduce", "broadcast", "npu_callbacks_append"),
+        *("npu_distributed_keras_optimizer_wrapper", "shard_and_rebatch_dataset"),
+    ),
     "npu_device.distribute.hccl_ops": _HCCL_OPS,
-    "npu_device.gen_npu_ops": ("fast_gelu", "gelu"),
+    "npu_device.gen_npu_ops": (
+        *("drop_out_do_mask", "drop_out_do_mask_v3", "drop_out_gen_mask", "drop_out_gen_mask_v3"),
+        *("fast_gelu", "gelu"),
+    ),
     "npu_device.npu_device": ("gen_npu_ops", "global_options", "open", "set_device_sat_mode"),
     "npu_device.ops": ("gelu",),
     "npu_device.train.optimizer": ("NpuLossScaleOptimizer",),
+    "npu_device.train.optimizer.npu_loss_scale_optimizer": ("NpuLossScaleOptimizer",),
 }
 for _name, _names in _BRIDGE.items():
     MODULES[f"npu_bridge.{_name}"] = _names
@@ -157,22 +193,29 @@ for _name, _names in _BRIDGE.items():
 
 _NO_ESTIMATOR = "TensorFlow has had no `tf.estimator` since 2.16: train with a session or Keras"
 _BY_SESSION = "use the hooks and savers of `tf.compat.v1.train`"
-_NO_GROUPS = "there is one group of ranks, 'hccl_world_group'"
+_BY_PROCESSES = "start a process for each device: `python -m npu_keras run -n 2 script.py`"
+_BY_KERAS = "use the recurrent layers of Keras"
+_BY_COLLECTIVES = "use `allgather` or `broadcast`, in which all ranks take part"
 REASONS = {
+    "DynamicGRUV2": _BY_KERAS,
+    "DynamicRNN": _BY_KERAS,
+    "NPUCheckpointSaverHook": _BY_SESSION,
     "NPUEstimator": _NO_ESTIMATOR,
     "NPUEstimatorSpec": _NO_ESTIMATOR,
-    "npu_estimator": _NO_ESTIMATOR,
-    "npu_run_config_init": _NO_ESTIMATOR,
-    "NPUCheckpointSaverHook": _BY_SESSION,
     "NPUOutputTensorHook": _BY_SESSION,
-    "create_group": _NO_GROUPS,
-    "destroy_group": _NO_GROUPS,
-    "NPUStrategy": "start a process for each device: `python -m npu_keras run -n 2 script.py`",
-    "npu_rnn": "use the recurrent layers of Keras",
-    "npu_scope": "the scopes are for the hardware's compiler; leave them out",
-    "npu_strategy": "start a process for each device: `python -m npu_keras run -n 2 script.py`",
+    "NPUStrategy": _BY_PROCESSES,
+    "npu_dynamic_rnn": _BY_KERAS,
+    "npu_rnn": _BY_KERAS,
+    "npu_run_config_init": _NO_ESTIMATOR,
+    "npu_strategy": _BY_PROCESSES,
+    "receive": _BY_COLLECTIVES,
+    "send": _BY_COLLECTIVES,
 }
-"""Why some names are missing."""
+"""Why some names of the adapters cannot be here."""
+
+_INIT = tuple(name for name in REASONS if name.lower().startswith("npu"))
+STARRED = {f"{root}.npu_init": _INIT for root in ("npu_bridge", "npu_device.compat.v1")}
+"""Which of them `from module import *` brings."""
 
 
 def source(module: str, name: str) -> str:

@@ -40,6 +40,44 @@ def dropout(
     return tf.nn.dropout(x, rate=1.0 - keep_prob, noise_shape=noise_shape, seed=seed, name=name)
 
 
+def drop_out_gen_mask(
+    shape: Any, prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None
+) -> tf.Tensor:
+    """Draws which elements are kept: a uint8 tensor of 0 and 1 (bits, on the hardware).
+
+    Args:
+        shape: shape of the mask.
+        prob: probability to keep an element.
+        seed: first seed; two that are 0 mean a random one.
+        seed2: second seed.
+        name: name of the operation.
+    """
+    drawn = tf.raw_ops.RandomUniform(
+        shape=tf.convert_to_tensor(shape, tf.int32),
+        dtype=tf.float32,
+        seed=seed or 0,
+        seed2=seed2 or 0,
+    )
+    return tf.cast(drawn < tf.cast(prob, tf.float32), tf.uint8, name=name)
+
+
+def drop_out_do_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+    """Sets elements to 0 that are not kept, and scales up the others.
+
+    Args:
+        x: floating tensor of any shape.
+        mask: what `drop_out_gen_mask` drew.
+        keep_prob: probability to keep an element.
+        name: name of the operation.
+    """
+    x = tf.convert_to_tensor(x)
+    scaled = x / tf.cast(keep_prob, x.dtype)
+    return tf.where(tf.cast(mask, tf.bool), scaled, tf.zeros_like(x), name=name)
+
+
+drop_out_gen_mask_v3, drop_out_do_mask_v3 = drop_out_gen_mask, drop_out_do_mask
+
+
 def initialize_system(name: str | None = None) -> Any:
     """Returns an operation that does nothing: there is no device system to set up."""
     return tf.no_op(name=name)

@@ -2,9 +2,10 @@
 """Rank helpers of `hccl.manage.api`, `npu_bridge` and `ops_adapter`; no initialisation needed."""
 
 import os
+from collections.abc import Sequence
 
 from npu_keras import cluster, distribute
-from npu_keras.ascend.hardware import check_group
+from npu_keras.ascend.hardware import WORLD, check_group, groups
 
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
@@ -55,6 +56,34 @@ def get_npu_rank_id() -> int:
 def get_npu_local_rank_id() -> int:
     """Returns this process's number on its host, before `init_resource` too."""
     return get_local_rank_id()
+
+
+def create_group(group: str, rank_num: int, rank_ids: Sequence[int]) -> None:
+    """Gives the group of all ranks another name; there are no groups of some of them.
+
+    Args:
+        group: the name.
+        rank_num: the number of ranks.
+        rank_ids: all ranks, in order.
+
+    Raises:
+        ValueError: for a group of other ranks.
+    """
+    everyone = list(range(distribute.size()))
+    if list(rank_ids) != everyone or rank_num != len(everyone):
+        raise ValueError(
+            f"Only a group of all ranks can be made here: {everyone}. "
+            f"Received: rank_num={rank_num!r}, rank_ids={rank_ids!r}"
+        )
+    groups.add(group)
+
+
+def destroy_group(group: str) -> None:
+    """Forgets a name that `create_group` has given."""
+    check_group(group)
+    if group == WORLD:
+        raise ValueError(f"The group of all ranks stays. Received: group={group!r}")
+    groups.remove(group)
 
 
 def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:

@@ -7,6 +7,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from npu_keras.ascend.hardware import warn_once
+
 
 def npu_config_proto(config_proto: Any = None) -> Any:
     """Returns a session configuration with remapping and JIT compilation off, as on the hardware.
@@ -71,6 +73,28 @@ def shutdown_resource(sess: Any, npu_shutdown: Any) -> None:
 def close_session(sess: Any) -> None:
     """Closes a session."""
     sess.close()
+
+
+def set_iteration_per_loop(sess: Any, train_op: Any, iterations_per_loop: int = 1) -> Any:
+    """Returns the op as it is: each `run` takes one step, where the hardware takes several.
+
+    Args:
+        sess: the session.
+        train_op: what it runs.
+        iterations_per_loop: how many steps the hardware would take in a run.
+    """
+    if iterations_per_loop != 1:
+        warn_once(
+            f"set_iteration_per_loop(..., {iterations_per_loop})",
+            "`session.run` takes one step; run it that many times as often",
+        )
+    return train_op
+
+
+def set_graph_exec_config(fetch: Any, **options: Any) -> Any:
+    """Returns what is fetched as it is; the options are those of the hardware's compiler."""
+    warn_once("set_graph_exec_config()")
+    return fetch
 
 
 def _session(config: Any) -> Any:

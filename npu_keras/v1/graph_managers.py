@@ -5,8 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras import _stateless_manager
 from npu_keras.loss_scale import LossScaleManager, ScaleState
 from npu_keras.ordering import in_order
+from npu_keras.v1.graph_state import GraphState
 
 
 class InGraph(LossScaleManager):
@@ -60,6 +62,34 @@ def adapted(manager: LossScaleManager | None) -> LossScaleManager | None:
     scale = manager.get_loss_scale()
     in_graph = isinstance(scale, tf.Variable) and not tf.executing_eagerly()
     return InGraph(manager) if in_graph or tf.is_symbolic_tensor(scale) else manager
+
+
+def graph_state_here(known: Any, initial: ScaleState) -> GraphState | None:
+    """Returns the state of a manager in the present graph, or None where there is no graph.
+
+    Args:
+        known: its state in some graph, or None.
+        initial: its first state.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return None
+        graph = tf.compat.v1.get_default_graph()
+        return known if known is not None and known.graph is graph else GraphState(initial)
+
+
+_stateless_manager.graph_state_here = graph_state_here
+
+
+def state_for(manager: LossScaleManager | None) -> GraphState | None:
+    """Returns the state in the present graph of a manager that leaves it to the optimizer.
+
+    It may be there already, if the script has asked the manager for its scale.
+    """
+    if manager is None or isinstance(manager, InGraph):
+        return None
+    known = vars(manager).pop("graph_state", None)
+    return graph_state_here(known, manager.initial_state())
 
 
 def original(manager: LossScaleManager) -> LossScaleManager:

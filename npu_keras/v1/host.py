@@ -26,7 +26,7 @@ from npu_keras.scaling import UNSCALED, LossScaling
 from npu_keras.sparse import Gradient, map_values
 from npu_keras.unscaling import present_gradients, unscaled
 from npu_keras.v1.findings import Computed, Findings, first_of, spread
-from npu_keras.v1.graph_managers import InGraph, adapted
+from npu_keras.v1.graph_managers import InGraph, adapted, state_for
 from npu_keras.v1.inner import (
     as_train_op,
     in_present_scope,
@@ -68,6 +68,7 @@ class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
         warn_of_constant_scale(manager)
         manager = adapted(manager)
         self._plain_names = manager is not None and not isinstance(manager, InGraph)
+        self._graph_state = state_for(manager)
         create, paths = self._create_state_variable, self._variable_paths
         self._scaling = LossScaling(manager, mode, create, paths)
         self._scaling.manager.bind(self)
@@ -203,7 +204,8 @@ class V1Host(V1Names, V1Ranks, Constructed, tf.compat.v1.train.Optimizer):
                 decision = decision._replace(finite=flag)
             before = step.state.scale_state()._replace(loss_scale=self._loss_scale())
             update = in_present_scope(self._target().apply_gradients, pairs, global_step)
-            with tf.control_dependencies(list(before)):  # a user's manager writes what is read here
+            # What is read here, and what a script fetches by name, is written only now.
+            with tf.control_dependencies([*before, *self._named_values()]):
                 done = order.settle(step, before, decision, [update])
         if tf.executing_eagerly():
             return None

@@ -13,9 +13,10 @@ from npu_keras._upstream import BOOKKEEPING
 from npu_keras.mixins import StepMixin
 from npu_keras.state import VariableSpec
 from npu_keras.v1.graph_managers import InGraph, original
+from npu_keras.v1.graph_state import GraphState
 
 _PLAIN = ("loss_scale", "good_steps", "bad_steps")
-"""State variables that go by their bare names, as in TensorFlow 1."""
+"""State variables that go by their bare names, as in TensorFlow 1 (in a graph their values do)."""
 
 
 class V1Names(StepMixin):
@@ -24,6 +25,7 @@ class V1Names(StepMixin):
     inner_optimizer: Any
     _name: str
     _plain_names: bool
+    _graph_state: GraphState | None = None
     _trained: list[Any]
     _positions: dict[Any, int]
 
@@ -76,6 +78,10 @@ class V1Names(StepMixin):
 
     def _create_state_variable(self, spec: VariableSpec) -> Any:
         plain = self._plain_names and spec.name in _PLAIN
+        if plain and self._graph_state is not None:
+            variable = getattr(self._graph_state, spec.name)
+            self._track_trackable(variable, spec.name, overwrite=True)
+            return variable
         # TensorFlow 1 counts in int32.
         dtype = tf.int32 if spec.name in ("good_steps", "bad_steps") else tf.as_dtype(spec.dtype)
         with tf.init_scope():
@@ -87,6 +93,13 @@ class V1Names(StepMixin):
             )
         self._track_trackable(variable, spec.name, overwrite=True)
         return variable
+
+    def _named_values(self) -> list[tf.Tensor]:
+        """The tensors `loss_scale:0` and so on, as far as they can be reached from here."""
+        manager = self._scaling.manager
+        state = manager.manager if isinstance(manager, InGraph) else self
+        held = getattr(state, "graph_state" if state is not self else "_graph_state", None)
+        return [] if held is None else held.named_values()
 
     def __dir__(self) -> list[str]:
         # TensorFlow 2.21.0 looks here for objects whose slots go into a `tf.train.Checkpoint`;

@@ -12,15 +12,17 @@ from npu_keras.v1.host import V1Host
 class NPULossScaleOptimizer(ConstructedWithScale, V1Host):
     """Scales the loss, and skips a step whose gradients overflowed.
 
-    In a graph the scale is the variable `loss_scale`, the counters are `good_steps` and
-    `bad_steps`, all of them global variables, which a `Saver` saves; whether the last step was
-    free of overflow can be fetched as `overflow_status_reduce_all:0`.
+    In a graph the scale can be fetched as `loss_scale:0`, the counters as `good_steps:0` and
+    `bad_steps:0`: their values before the step, if fetched with it. They are the global variables
+    `loss_scaling/loss_scale` and so on, which a `Saver` saves. Whether the step was free of
+    overflow can be fetched as `overflow_status_reduce_all:0`.
 
     Args:
         opt: the optimizer that updates the variables: a `tf.compat.v1.train.Optimizer`, or any
             object with `compute_gradients` and `apply_gradients`.
         loss_scale_manager: how the loss scale moves: `FixedLossScaleManager` or
-            `ExponentialUpdateLossScaleManager`, or your own `LossScaleManager`.
+            `ExponentialUpdateLossScaleManager`, a subclass of one of them that overrides
+            `update_loss_scale` or `get_loss_scale`, or your own `LossScaleManager`.
         is_distributed: whether ranks decide together about an overflow. Gradients are aggregated
             by a distributed `opt` (`NPUDistributedOptimizer`), with which the decision is common
             whatever this flag says.

@@ -10,10 +10,10 @@ import types
 import pytest
 
 from npu_keras import adapters, ascend
-from npu_keras.ascend import importing
+from npu_keras.ascend import importing, ranks
 from npu_keras.ascend.__main__ import imports_keras
 from npu_keras.ascend.hardware import Options, check_group, warn_once
-from npu_keras.ascend.names import MODULES, source
+from npu_keras.ascend.names import MODULES, STARRED, source
 
 
 @pytest.fixture
@@ -26,24 +26,48 @@ def installed():
 def test_every_name_has_something_behind_it(installed):
     for module, names in MODULES.items():
         found = importlib.import_module(module)
-        assert found.__all__ == sorted(names)
+        assert {*found.__all__} - {*STARRED.get(module, ())} == {*names}
         for name in names:
             assert getattr(found, name) is not None, (module, name)
             where = source(module, name)
-            if where.endswith(f":{name}"):
+            if where.endswith(f":{name}") and not name.endswith("_v3"):
                 assert getattr(found, name).__name__ == name
 
 
 def test_names_that_are_not_here_say_so_and_list_what_is(installed):
-    with pytest.raises(ImportError, match=r"no `npu_bridge.npu_init.NPUEstimator`: TensorFlow has"):
-        importlib.import_module("npu_bridge.npu_init.NPUEstimator")
+    with pytest.raises(
+        ImportError, match=r"no `npu_bridge.npu_cpu`. In `npu_bridge` there is: est"
+    ):
+        importlib.import_module("npu_bridge.npu_cpu")
     with pytest.raises(ImportError, match="there is: NPULossScaleOptimizer"):
         exec("from npu_bridge.estimator.npu.npu_loss_scale_optimizer import Other")
     module = importlib.import_module("hccl.split.api")
     with pytest.raises(AttributeError, match="set_split_strategy_by_idx, set_split_strategy_by"):
         module.set_split_strategy_by_name  # noqa: B018
-    with pytest.raises(ImportError, match="no `hccl.manage.api.create_group`: there is one group"):
-        exec("from hccl.manage.api import create_group")
+
+
+def test_names_imported_out_of_habit_are_errors_when_they_are_used(installed):
+    script = {}
+    exec(
+        "from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec", script
+    )
+    exec("from npu_bridge.npu_init import *", script)
+    exec("from npu_bridge.estimator.npu import npu_rnn", script)
+    reason = (
+        r"no `npu_bridge.*NPUEstimator`: TensorFlow has had no `tf.estimator` since 2.16: train"
+    )
+    with pytest.raises(RuntimeError, match=reason):
+        script["NPUEstimator"](model_fn=None)
+    with pytest.raises(RuntimeError, match=reason):
+        exec("class Mine(NPUEstimator): pass", script)
+    with pytest.raises(RuntimeError, match="NPUStrategy`: start a process for each device"):
+        script["NPUStrategy"].scope()
+    with pytest.raises(RuntimeError, match="npu_run_config_init`: TensorFlow has had no"):
+        script["npu_run_config_init"](run_config=None)
+    with pytest.raises(RuntimeError, match="npu_dynamic_rnn`: use the recurrent layers of Keras"):
+        script["npu_rnn"].npu_dynamic_rnn()
+    with pytest.raises(RuntimeError, match="send`: use `allgather` or `broadcast`"):
+        script["hccl_ops"].send(1.0)
 
 
 def test_without_install_there_is_nothing():
@@ -80,10 +104,19 @@ def test_hardware_options_warn_once_and_are_kept():
     warn_once("other", "because")
 
 
-def test_there_is_one_group():
+def test_there_is_one_group_of_many_names():
     check_group("hccl_world_group")
-    with pytest.raises(ValueError, match="one group of ranks here.*group='mine'"):
+    with pytest.raises(ValueError, match=r"that of all, called \['hccl_world_group'\].*'mine'"):
         check_group("mine")
+    with pytest.raises(ValueError, match=r"Only a group of all ranks.*\[0\].*rank_ids=\[0, 1\]"):
+        ranks.create_group("mine", 2, [0, 1])
+    ranks.create_group("mine", 1, [0])
+    assert (ranks.get_rank_size("mine"), ranks.get_rank_id("mine")) == (1, 0)
+    assert ranks.get_world_rank_from_group_rank("mine", 0) == 0
+    ranks.destroy_group("mine")
+    for gone in ("mine", "hccl_world_group"):
+        with pytest.raises(ValueError, match="group='"):
+            ranks.destroy_group(gone)
 
 
 @pytest.mark.parametrize(

@@ -380,10 +380,77 @@ def test_subclass_of_a_builtin_may_have_attributes_of_its_own():
     assert run(manager, [1]) == [(8, 1, 0)]
 
 
-@pytest.mark.parametrize("name", ["get_loss_scale", "update_loss_scale"])
-def test_subclass_of_a_builtin_with_a_method_that_training_ignores(name):
-    with pytest.raises(TypeError, match=f"Mine overrides .'{name}'.*`next_state`"):
-        type("Mine", (FixedLossScaleManager,), {name: lambda self, *_: 1.0})
+class Capped(ExponentialUpdateLossScaleManager):
+    """Only what the step says is overridden; the scale stays the optimizer's."""
+
+    def update_loss_scale(self, finite_grads):
+        self.seen = [*getattr(self, "seen", []), bool(finite_grads)]
+        return super().update_loss_scale(finite_grads)
+
+
+class Halved(ExponentialUpdateLossScaleManager):
+    """The scale in use is half of the one that the rule moves."""
+
+    def get_loss_scale(self):
+        return super().get_loss_scale() / 2
+
+
+class Shrinking(FixedLossScaleManager):
+    """Both are overridden, by a rule of its own."""
+
+    def __init__(self):
+        self.scale = 8.0
+
+    def get_loss_scale(self):
+        return self.scale
+
+    def update_loss_scale(self, finite_grads):
+        self.scale -= 1
+
+
+class Counting(ExponentialUpdateLossScaleManager):
+    """Reads and clears the counters by the names that TensorFlow 1's class gives them."""
+
+    def update_loss_scale(self, finite_grads):
+        assert self._incr_every_n_steps == 2
+        if self._num_good_steps == 1:
+            return self._reset_stats()
+        return super().update_loss_scale(finite_grads)
+
+
+@pytest.mark.parametrize(
+    "make, first, want",
+    [
+        (Capped, 8, [(8, 1, 0), (4, 0, 0), (4, 1, 0), (8, 0, 0)]),
+        (Halved, 4, [(4, 1, 0), (2, 0, 0), (2, 1, 0), (4, 0, 0)]),
+        (Counting, 8, [(8, 1, 0), (8, 0, 0), (8, 1, 0), (8, 0, 0)]),
+        (lambda *_: Shrinking(), 8, [(7, 1, 0), (6, 0, 1), (5, 1, 1), (4, 2, 1)]),
+    ],
+)
+def test_subclass_of_a_builtin_that_overrides_the_two_methods(make, first, want):
+    manager = make(8, 2, 1, 2, 0.5)
+    assert manager.initial_state() == (first, 0, 0)
+    assert manager.get_loss_scale() == first
+    assert run(manager, [1, 0, 1, 1]) == want
+
+
+def test_what_such_a_subclass_keeps_is_its_own():
+    manager = Capped(8, 2, 1, 2, 0.5)
+    run(manager, [1, 0])
+    assert manager.seen == [True, False]
+    other = copy.deepcopy(manager)
+    assert other == manager
+    with pytest.raises(NotImplementedError, match="Shrinking cannot be saved"):
+        Shrinking().get_config()
+    assert repr(Shrinking()) == "Shrinking()"
+
+
+def test_an_own_rule_comes_before_the_two_methods():
+    class Own(Capped):
+        def next_state(self, state, finite, xp):
+            return state._replace(loss_scale=state.loss_scale + 1)
+
+    assert run(Own(8, 2), [1, 0]) == [(9, 0, 0), (10, 0, 0)]
 
 
 def test_users_manager_needs_two_methods_only():

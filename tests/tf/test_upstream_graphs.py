@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private names of TensorFlow that graphs of `tf.compat.v1` are kept in order with."""
 
+import logging
+
 import pytest
 import tensorflow as tf
+from tensorflow.python.util import deprecation
 
-from npu_keras._upstream import control_flow_context, is_usable_here, keeps_order
+from npu_keras._upstream import (
+    control_flow_context,
+    is_usable_here,
+    keeps_order,
+    silence_deprecations,
+)
 
 v1 = tf.compat.v1
 
@@ -61,3 +69,21 @@ def test_what_can_be_used_where(version):
             assert not is_usable_here(outside)
     finally:
         (v1.enable_control_flow_v2 if switched else v1.disable_control_flow_v2)()
+
+
+def test_deprecations_that_are_not_logged(caplog, monkeypatch):
+    def old():
+        deprecation.deprecated(None, "Nothing.", warn_once=False)(lambda: None)()
+
+    monkeypatch.setattr(deprecation, "_PRINT_DEPRECATION_WARNINGS", True)
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        tf.get_logger().propagate, before = True, tf.get_logger().propagate
+        try:
+            old()
+            assert "deprecated" in caplog.text
+            caplog.clear()
+            silence_deprecations()
+            old()
+        finally:
+            tf.get_logger().propagate = before
+    assert not caplog.text

@@ -39,7 +39,7 @@ def test_every_nesting_takes_the_same_step(nest):
     variable = v1.Variable(1.0, name="w")
     optimizer = nest()
     assert isinstance(optimizer, v1.train.Optimizer)
-    assert optimizer.loss_scale.name == "loss_scale:0"
+    assert optimizer.loss_scale.name == "loss_scaling/loss_scale:0"
     op = optimizer.minimize(variable * 0.5)
     with session() as opened:
         opened.run(op)
@@ -62,7 +62,7 @@ def test_without_scaling_everything_is_applied():
         assert opened.run(variable) == pytest.approx(0.0, abs=1e-5)
         assert opened.run(optimizer.attempted_steps) == 2
     names = [v.name for v in v1.global_variables()]
-    assert "loss_scale:0" not in names
+    assert not [name for name in names if "loss_scaling" in name]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_saver_round_trip(graph, tmp_path):
         opened.run(op, {x: INF})
         after = opened.run(watched)
     names = {name for name, _ in tf.train.list_variables(path)}
-    assert {"loss_scale", "good_steps", "bad_steps"} <= names
+    kept = {"loss_scale", "good_steps", "bad_steps"}
+    assert {f"loss_scaling/{name}" for name in kept} <= names
     with session() as opened:
         saver.restore(opened, path)
         assert_equal(tf.nest.flatten(opened.run(watched)), tf.nest.flatten(saved))

@@ -58,7 +58,11 @@ def test_names_in_a_graph(graph):
         op = optimizer.minimize(tf.reduce_sum(variable) * x, step, name="train_op")
     assert op.name == "train/train_op"
     names = [v.name for v in v1.global_variables()]
-    assert {"loss_scale:0", "good_steps:0", "bad_steps:0"} <= set(names)
+    kept = ("loss_scale", "good_steps", "bad_steps")
+    assert {f"loss_scaling/{name}:0" for name in kept} <= set(names)
+    assert [graph.get_tensor_by_name(f"{name}:0").dtype.name for name in kept] == [
+        *("float32", "int32", "int32")
+    ]
     assert {"train/beta1_power:0", "w/Adam:0", "w/Adam_1:0"} <= set(names)
     assert not v1.trainable_variables()[1:]
     assert optimizer.good_steps.dtype.base_dtype == tf.int32

@@ -7,7 +7,11 @@ import pytest
 import tensorflow as tf
 from loops import INF, WITHOUT_V2, manager, scaled, session, v1
 
-from npu_keras import LossScaleManager
+from npu_keras import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
 
 
 class InGraph(LossScaleManager):
@@ -57,6 +61,86 @@ def test_managers_of_the_user(graph, kind):
         with opened.as_default():
             (event,) = [each for each in optimizer.journal.drain() if each.skipped]
     assert (event.scale_before, event.scale_after) == (17.0, 8.5)
+
+
+class Capped(ExponentialUpdateLossScaleManager):
+    """Calls the rule of the class above, then cuts what it did."""
+
+    def update_loss_scale(self, finite_grads):
+        with tf.control_dependencies([super().update_loss_scale(finite_grads)]):
+            return v1.assign(self._loss_scale, tf.minimum(self._loss_scale, 20.0))
+
+
+class Lower(ExponentialUpdateLossScaleManager):
+    def get_loss_scale(self):
+        return super().get_loss_scale() / 4
+
+
+class Contrib(ExponentialUpdateLossScaleManager):
+    """The rule written out, with the names that TensorFlow 1's class has for its state."""
+
+    def update_loss_scale(self, finite_grads):
+        def grow():
+            return self._move(self._incr_ratio)
+
+        def shrink():
+            return self._move(self._decr_ratio)
+
+        def good():
+            count = self._num_good_steps + 1
+            more = lambda: v1.assign_add(self._num_good_steps, 1).op  # noqa: E731
+            return tf.cond(count >= self._incr_every_n_steps, grow, more)
+
+        def bad():
+            count = self._num_bad_steps + 1
+            more = lambda: v1.assign_add(self._num_bad_steps, 1).op  # noqa: E731
+            return tf.cond(count >= self._decr_every_n_nan_or_inf, shrink, more)
+
+        return tf.cond(finite_grads, good, bad)
+
+    def _move(self, ratio):
+        return tf.group(v1.assign(self._loss_scale, self._loss_scale * ratio), self._reset_stats())
+
+
+class OwnVariables(FixedLossScaleManager):
+    """Does not call the constructor above, and makes variables by itself."""
+
+    def __init__(self, first, *others):
+        self._loss_scale = v1.Variable(float(first), trainable=False, name="my_own")
+
+    def update_loss_scale(self, finite_grads):
+        return v1.assign_add(self._loss_scale, 1.0)
+
+
+@pytest.mark.parametrize(
+    "kind, scales",
+    [
+        (Capped, [16.0, 20.0, 10.0, 10.0, 20.0]),
+        (Lower, [4.0, 8.0, 4.0, 4.0, 8.0]),
+        (Contrib, [16.0, 32.0, 16.0, 16.0, 32.0]),
+        (OwnVariables, [17.0, 18.0, 19.0, 20.0, 21.0]),
+    ],
+)
+def test_managers_that_override_methods_of_a_builtin_one(graph, kind, scales):
+    variable, x = v1.Variable(1.0), v1.placeholder(tf.float32, [])
+    mine = kind(16.0, 2, 1, 2.0, 0.5)
+    early = tf.identity(mine.get_loss_scale())
+    optimizer = scaled(scale_manager=mine)
+    used = []
+    ((gradient, _),) = pairs = optimizer.compute_gradients(variable * x, [variable])
+    op = optimizer.apply_gradients(pairs)
+    with session() as opened:
+        first = opened.run(optimizer.loss_scale)
+        for feed in (1.0, 1.0, INF, 1.0, 1.0):
+            assert opened.run([op, gradient], {x: feed})[1] == feed
+            used.append(opened.run(optimizer.loss_scale))
+            assert opened.run([early, mine.get_loss_scale()]) == [used[-1]] * 2
+        assert used == scales
+        assert opened.run(variable) == 1.0 - 4 * 0.5
+        with opened.as_default():
+            (event,) = [each for each in optimizer.journal.drain() if each.skipped]
+    assert (event.scale_before, event.scale_after) == (scales[1], scales[2])
+    assert first == {Lower: 4.0}.get(kind, 16.0)
 
 
 def test_warning_for_a_script_that_scales_by_itself(graph):
