@@ -63,9 +63,14 @@ class V1Names(StepMixin):
         return self._target().get_slot_names()
 
     def variables(self) -> list[Any]:
-        """Returns the state of the loss scale, then the inner optimizer's variables."""
+        """Returns the state of the loss scale, then the inner optimizer's variables.
+
+        With the states of all wrappers: Keras initializes these variables, and saves all there are.
+        """
         own = [variable for _, variable in self._scaling.state]
-        return own + self._inner_variables()
+        opt = self.inner_optimizer
+        inner = opt.variables() if isinstance(opt, V1Names) else self._inner_variables()
+        return list({id(variable): variable for variable in [*own, *inner]}.values())
 
     def _inner_variables(self) -> list[Any]:
         variables = getattr(self._target(), "variables", list)

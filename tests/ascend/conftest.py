@@ -7,5 +7,6 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-# For `launch`; pytest imports by file.
+# For `launch` and `running`; pytest imports by file.
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizers and settings under the adapter's names, away from scripts."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -54,6 +55,47 @@ def test_each_kind_of_optimizer_gets_its_flavour(opt, home):
     ]
     assert [type(each).__module__ for each in made] == [home] * 3
     assert float(made[0].loss_scale) == float(made[1].loss_scale) == 8.0
+
+
+def test_every_argument_has_the_name_and_default_of_the_adapter():
+    inner = tf.compat.v1.train.AdamOptimizer
+    exponential = npu_keras.ExponentialUpdateLossScaleManager(
+        init_loss_scale=2**10,
+        incr_every_n_steps=100,
+        decr_every_n_nan_or_inf=3,
+        incr_ratio=4,
+        decr_ratio=0.25,
+    )
+    fixed = npu_keras.FixedLossScaleManager(loss_scale=16.0, enable_overflow_check=False)
+    assert not fixed.get_enable_overflow_check()
+    both = NPUOptimizer(
+        opt=inner(),
+        loss_scale_manager=exponential,
+        is_distributed=True,
+        is_loss_scale=True,
+        is_tailing_optimization=True,
+        name="mine",
+    )
+    assert (float(both.loss_scale), both.get_name(), both.loss_scale_manager) == (
+        *(1024.0, "mine"),
+        exponential,
+    )
+    scaled = NPULossScaleOptimizer(opt=inner(), loss_scale_manager=fixed, is_distributed=True)
+    assert float(scaled.loss_scale) == 16.0
+    keras = NpuLossScaleOptimizer(
+        inner_optimizer=tf_keras.optimizers.SGD(),
+        dynamic=True,
+        initial_scale=8,
+        dynamic_growth_steps=2,
+    )
+    assert (float(keras.initial_scale), keras.dynamic_growth_steps) == (8.0, 2)
+    summed = NPUDistributedOptimizer(optimizer=inner(), is_weight_update_sharding=False, name=None)
+    assert summed.get_name() == "DistributedAdamOptimizer"
+    defaults = npu_keras.ExponentialUpdateLossScaleManager(2**32, 1000).get_config()
+    assert [defaults[n] for n in ("decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")] == [
+        *(2, 2),
+        np.float32(0.8),
+    ]
 
 
 def test_the_overflow_mode_is_that_of_the_product():

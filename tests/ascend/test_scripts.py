@@ -6,49 +6,25 @@ mean being the number of ranks, and let the last rank alone overflow.
 """
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from running import SIZES, read, start, wait
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(400)]
 
-RUNNER = Path(__file__).parent / "run_scripts.py"
+RUNNER = str(Path(__file__).parent / "run_scripts.py")
 GRAPH = (
     *("bert_accumulating", "bert_clipping", "custom_inner", "two_without_scale"),
     *("keras_checkpoint", "keras_scaled", "update_ops", "manual_allreduce", "fixed_unchecked"),
-    *("chosen_by_number", "gan", "session_loop"),
+    *("chosen_by_number", "custom_manager", "gan", "session_loop"),
+    *("double_scaling", "fetched_decision", "never_scaled", "saved_scale"),
 )
-ALONE = ("double_scaling", "fetched_decision", "never_scaled", "saved_scale")
-"""Scripts for graphs to which ranks add nothing."""
 EAGER = (
     *("keras_wrapped", "keras_tape", "tf2_bert", "tf2_assigned", "tf2_wrapped"),
     *("tf2_manual_scale", "tf2_fit", "tf2_gan", "collectives", "saturating_ranks"),
 )
-SIZES = (1, 2)
-
-
-def start(size, output):
-    ranks = [*("npu_keras", "run", "-n", "2", "--timeout", "300", "-m")] if size == 2 else []
-    names = [*EAGER, "--", *GRAPH, *(ALONE if size == 1 else ())]
-    command = [sys.executable, "-m", *ranks, "npu_keras.ascend", str(RUNNER), *names]
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, stdout=output, stderr=output, env=env)
-
-
-def read(text, size):
-    """What each rank left in `RESULT`, by script."""
-    results = {}
-    for line in text.splitlines():
-        rank, found, report = line.partition("RESULT ")
-        if found:
-            name, result = json.JSONDecoder().raw_decode(report)[0]
-            results.setdefault(name, {})[rank.strip()] = result
-    return {n: list(by_rank.values()) for n, by_rank in results.items() if len(by_rank) == size}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +32,8 @@ def outputs():
     """What the scripts printed, alone and on two ranks; both run side by side."""
     with contextlib.ExitStack() as stack:
         files = {size: stack.enter_context(tempfile.TemporaryFile()) for size in SIZES}
-        running = [start(size, file) for size, file in files.items()]
-        try:
-            for process in running:
-                process.wait(timeout=380)
-        finally:
-            for process in running:
-                process.terminate()
-                process.wait(timeout=30)
-        for file in files.values():
-            file.seek(0)
-        return {size: file.read().decode(errors="replace") for size, file in files.items()}
+        arguments = [RUNNER, *EAGER, "--", *GRAPH]
+        return wait([start(size, file, arguments) for size, file in files.items()], files)
 
 
 @pytest.fixture
@@ -116,7 +83,8 @@ def test_two_optimizers_without_scale(run, size):
 
 @both
 def test_tensorflow_1_optimizer_in_compile(run, size):
-    weights, scale, good = run("keras_checkpoint", size)
+    weights, restored, scale, good = run("keras_checkpoint", size)
+    assert restored == weights
     assert weights == pytest.approx([0.0, 0.0], abs=1e-5)  # two steps of Adam with rate 0.5
     assert (scale, good) == (2.0**32, 2)
 
@@ -167,13 +135,14 @@ def test_two_optimizers_of_a_gan(run, size):
     assert combined == [1.0, 1.0, 128.0]
 
 
-def test_scale_in_checkpoints(run):
+@both
+def test_scale_in_checkpoints(run, size):
     """Bad steps add up, 2**127 is the top, and float16 is in range after 34 skipped steps."""
-    log, before, after, tops, names = run("saved_scale", 1)
+    log, before, after, tops, names = run("saved_scale", size)
     assert (log, before) == (2.0**32, [2.0**32, 0.0, 1.0])
     assert after == before
     assert tops == [2.0**65, 2.0**127, [34, 2.0**15]]
-    assert names == ["bad_steps", "good_steps", "loss_scale", "w"]
+    assert names == [f"loss_scaling/{name}" for name in ("bad_steps", "good_steps", "loss_scale")]
 
 
 @both
@@ -187,19 +156,37 @@ def test_session_loop(run, size):
         assert activation == 0.841
 
 
-def test_scaling_twice_is_reported(run):
-    (message,) = run("double_scaling", 1)
+@both
+def test_scaling_twice_is_reported(run, size):
+    (message,), w = run("double_scaling", size)
     assert "The loss depends on the loss scale already" in message
+    assert w == 1 - 0.5 * 2**4
 
 
-def test_never_scaling_is_reported(run):
-    w, (message,) = run("never_scaled", 1)
+@both
+def test_never_scaling_is_reported(run, size):
+    w, (message,) = run("never_scaled", size)
     assert w == 0.5
     assert "nothing is scaled" in message
 
 
-def test_fetching_the_decision_by_name(run):
-    assert run("fetched_decision", 1) == [2.0**31, False]
+@both
+def test_a_manager_of_the_script(run, size):
+    """Its ceiling is 2**14, and the clipped mean of 1 and 3 is applied twice."""
+    scales, values, summarized = run("custom_manager", size)
+    assert scales == [2.0**13, 2.0**14, 2.0**13, 2.0**14, 2.0**13]
+    assert values == [1 - 2 * 0.25 * size, 2]
+    assert summarized
+
+
+@both
+def test_fetching_the_decision_by_name(run, size):
+    """The scale is that before the step."""
+    w = 1 - 0.5 * size
+    assert run("fetched_decision", size) == [
+        [[2.0**32, False, 1.0, 1.0], [2.0**31, True, w, w]],
+        2.0**31,
+    ]
 
 
 @both

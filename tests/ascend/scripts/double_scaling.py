@@ -19,4 +19,8 @@ opt = NPUOptimizer(
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     pairs = opt.compute_gradients(w * 1.0 * loss_scale_manager.get_loss_scale())
-RESULT = [str(each.message) for each in caught]
+train_op = opt.apply_gradients(pairs)
+with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    sess.run(train_op)
+    RESULT = [str(each.message) for each in caught], float(sess.run(w))

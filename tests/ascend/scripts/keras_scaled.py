@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """U-Net: loss scaling around aggregation in `compile`, and the other way round; callbacks."""
 
+import tempfile
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 from npu_bridge.npu_init import *
@@ -32,12 +34,21 @@ for make in (inside, outside):
     )
     model.compile(optimizer=make(), loss="mse")
     x = np.ones((2, 1), np.float32) * [[1.0 + get_rank_id()]]
+    path = f"{tempfile.mkdtemp()}/weights"
     history = model.fit(
         x,
         np.zeros((2, 1)),
         batch_size=2,
         epochs=2,
         verbose=0,
-        callbacks=npu_callbacks_append((tf.keras.callbacks.History(),)),
+        callbacks=npu_callbacks_append(
+            (
+                tf.keras.callbacks.History(),
+                tf.keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+            )
+        ),
     )
+    trained = model.get_weights()
+    model.set_weights([np.zeros_like(trained[0])])
+    model.load_weights(path)
     RESULT.append([len(history.history["loss"]), float(model.get_weights()[0].ravel()[0])])

@@ -51,5 +51,5 @@ with tf.Graph().as_default(), tf.Session() as sess:
         sess.run(op)
         skipped += 1
     tops.append([skipped - 1, float(sess.run(half.loss_scale))])
-names = sorted(v.op.name for v in tf.global_variables() if "/" not in v.op.name)
+names = sorted(v.op.name for v in tf.global_variables() if v.op.name.startswith("loss"))
 RESULT = log[0], before, after, tops, names
