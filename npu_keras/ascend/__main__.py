@@ -4,7 +4,6 @@
 import argparse
 import ast
 import os
-import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -57,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         tensorflow1.run(script) if is_old else runpy.run_path(str(script), run_name="__main__")
     except (AttributeError, ImportError) as error:
-        for name in set(re.findall(r"\w+", str(error))) & tensorflow1.GONE.keys():
-            error.add_note(tensorflow1.GONE[name])
+        tensorflow1.explain(error)
         raise
 
 

@@ -5,6 +5,7 @@ import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 import sysconfig
 import types
@@ -74,6 +75,16 @@ def run(script: Path) -> None:
     finally:
         sys.modules["__main__"] = before
         sys.meta_path.remove(finder)
+
+
+def explain(error: Exception) -> None:
+    """Adds to an error what to do about a part of TensorFlow 1 that is gone.
+
+    Args:
+        error: an AttributeError or ImportError of the script.
+    """
+    for name in sorted({*re.findall(r"\w+", str(error))} & GONE.keys()):
+        error.add_note(GONE[name])
 
 
 class _Finder(importlib.abc.MetaPathFinder):

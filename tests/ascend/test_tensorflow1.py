@@ -63,6 +63,22 @@ def test_files_of_the_script_are_read_for_tensorflow_1_and_others_as_they_are(
     assert sys.modules["__main__"].__name__ == "__main__"
 
 
+def test_what_is_gone_is_explained():
+    import tensorflow as tf
+
+    with pytest.raises(AttributeError) as gone:
+        tf.compat.v1.contrib.slim  # noqa: B018
+    tensorflow1.explain(gone.value)
+    assert gone.value.__notes__ == [tensorflow1.GONE["contrib"]]
+    with pytest.raises(ImportError) as gone:
+        __import__("tensorflow.estimator")
+    tensorflow1.explain(gone.value)
+    assert gone.value.__notes__ == [tensorflow1.GONE["estimator"]]
+    other = AttributeError("no attribute 'contributor'")
+    tensorflow1.explain(other)
+    assert not hasattr(other, "__notes__")
+
+
 @pytest.fixture(scope="module")
 def outputs():
     """What the script printed, alone and on two ranks; both run side by side."""
