@@ -13,11 +13,11 @@ graph_state_here = _NO_GRAPH
 """Returns variables of the present TensorFlow 1 graph, known or new; `npu_keras.v1` sets it."""
 
 _OF_TENSORFLOW_1 = {
-    "_loss_scale": "loss_scale",
-    "_num_good_steps": "good_steps",
-    "_num_bad_steps": "bad_steps",
+    "loss_scale": "loss_scale",
+    "num_good_steps": "good_steps",
+    "num_bad_steps": "bad_steps",
 }
-"""What the subclasses that scripts for TensorFlow 1 bring along call the state."""
+"""What the subclasses that scripts for TensorFlow 1 bring along call the state, after a `_`."""
 
 
 class StatelessManager(LossScaleManager):
@@ -36,6 +36,8 @@ class StatelessManager(LossScaleManager):
     graph_state: Any = None
     """The manager's own state in a graph of TensorFlow 1, or that of an optimizer to come."""
     _now: ScaleState | None = None
+    _begun: ScaleState | None = None
+    _xp: Any = None
     _kept: Any = None
 
     def __init_subclass__(cls) -> None:
@@ -140,10 +142,11 @@ class StatelessManager(LossScaleManager):
         return now.good_steps, now.bad_steps
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_TENSORFLOW_1:
-            return getattr(self._state(), _OF_TENSORFLOW_1[name])
-        if name[:1] == "_" and name[1:] in self._fields and name[1:] in vars(self):
-            return vars(self)[name[1:]]
+        plain = name[1:] if name.startswith("_") else ""
+        if plain in _OF_TENSORFLOW_1:
+            return getattr(self._state(), _OF_TENSORFLOW_1[plain])
+        if plain in self._fields and plain in vars(self):
+            return vars(self)[plain]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
