@@ -346,6 +346,7 @@ def test_managers_with_other_arguments_or_types_differ():
 
     distinct = {FixedLossScaleManager(8), FixedLossScaleManager(8, False), Mine(8)}
     assert len(distinct | {FixedLossScaleManager(8.0)}) == 3
+    assert FixedLossScaleManager(8) != FixedLossScaleManager(1)
 
 
 def test_repr_shows_the_arguments():
