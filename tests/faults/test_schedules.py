@@ -14,8 +14,10 @@ from schedules import schedule
 from trainers import Host
 
 HOSTS = [
-    *(Host(name) for name in ("keras", "tf_keras", "tf_keras legacy", "v1", "v1 graph")),
-    *(Host(name, "saturation", every=2) for name in ("keras", "v1 graph")),
+    *(Host(name) for name in ("keras", "tf_keras legacy", "v1", "v1 graph")),
+    Host("tf_keras", runs="fused"),
+    Host("keras", "saturation", every=2, runs="masked"),
+    Host("v1 graph", "saturation", every=2),
     Host("keras", accumulate=3),
 ]
 EACH = 200 // len(HOSTS)

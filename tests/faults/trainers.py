@@ -9,19 +9,25 @@ import tensorflow as tf
 from flavours import FLAVOURS
 from schedules import CEILING, FLOOR, ROWS, SHAPES, expected, feeds, manager
 
+import npu_keras
+
 v1 = tf.compat.v1
 VALUES = [np.linspace(-1, 1, 8).reshape(4, 2), np.full((2, 3), 0.5), np.zeros(3)]
 
 
 class Host:
-    """A flavour with settings: what there is a trainer for."""
+    """A flavour with settings: what there is a trainer for.
 
-    def __init__(self, flavour, mode="inf_nan", every=1, accumulate=None, **settings):
+    `runs` says how the update is executed: None, "fused" or "masked".
+    """
+
+    def __init__(self, flavour, mode="inf_nan", every=1, accumulate=None, runs=None, **settings):
         self.flavour, self.mode = next(f for f in FLAVOURS if f.name == flavour), mode
         self.manager = manager(every)
         self.accumulate, self.settings = accumulate, settings
         window = f", window of {accumulate}" if accumulate else ""
-        self.name = f"{flavour}, {mode}{window}"
+        self.runs = runs
+        self.name = f"{flavour}, {mode}{window}{f', {runs}' if runs else ''}"
 
     def make(self, flavour):
         inner = flavour.adam(0.1)
@@ -59,9 +65,11 @@ class Trainer:
         if hasattr(self.run.optimizer, "build"):  # or the first call is traced twice
             self.run.optimizer.build(self.run.variables)
         self._prepare()
+        npu_keras.set_fused_update_min_bytes(0 if host.runs == "fused" else None)
         # The first step overflows, and makes the slots; it cannot give them another value.
         self._take([*map(np.zeros, SHAPES.values()), *map(np.zeros, SHAPES.values()), np.nan])
         self._pristine = self.run.read(self._variables())
+        npu_keras.set_fused_update_min_bytes()
         self.traces_at_first = self.traces  # the one that makes the slots, and the one after
 
     def _prepare(self):
@@ -69,7 +77,7 @@ class Trainer:
         self.statistic = tf.Variable([1.0, 1.0], trainable=False)
         tensors = [flavour.tensor(variable) for variable in run.variables]
 
-        @tf.function(autograph=False)
+        @tf.function(autograph=False, jit_compile=self.host.runs == "masked")
         def step(*fed):
             self.traces += 1
             self.statistic.assign(self.statistic * 0.9 + tf.reduce_sum(fed[3]) + fed[6])
