@@ -145,7 +145,7 @@ def _round(path):
     return weakref.ref(ours)
 
 
-def repeated(count=100):
+def repeated(count=30):
     """Compile, fit, save, load and fit, again and again in one process."""
     with tempfile.TemporaryDirectory() as folder:
         warm, last = rounds(count // 5, folder), rounds(count - count // 5, folder)

@@ -22,7 +22,7 @@ import tensorflow as tf
 import npu_keras
 from npu_keras import distribute
 
-STEPS, BATCH, TIMEOUT_S = 4, 4, 6
+STEPS, BATCH, TIMEOUT_S = 4, 4, 20
 BAD = (2, 3, 9, 14, 21)  # steps whose batch has an infinity, in every 24
 PLACES = ("before the first step", "in a collective", "between steps", "while saving")
 
