@@ -9,7 +9,7 @@ import numpy as np
 
 from npu_keras import distribute
 
-engine = distribute.engine(timeout_s=60)  # before TensorFlow makes its first tensor
+engine = distribute.engine(timeout_s=120)  # before TensorFlow makes its first tensor
 
 from schedules import schedule  # noqa: E402
 from trainers import Host  # noqa: E402

@@ -39,12 +39,12 @@ def test_a_schedule_leaves_what_its_good_steps_leave(host):
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine, schedules", ENGINES.items())
 def test_ranks_leave_the_same_whoever_overflows(engine, schedules):
     folders = [WORKER.parent, WORKER.parents[1] / "contract", os.environ.get("PYTHONPATH", "")]
     env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    ranks = run_ranks(WORKER, 2, engine, timeout_s=220, env=env)
+    ranks = run_ranks(WORKER, 2, engine, timeout_s=280, env=env)
     for rank in ranks:
         assert rank.returncode == 0, rank.output
     digests = [re.findall(r"^left (.*)$", rank.output, re.M) for rank in ranks]
