@@ -38,7 +38,7 @@ def markdown(rows: Sequence[Row], on: dict[str, Any]) -> str:
     lines = [
         f"Measured on {facts}.",
         "",
-        "| what | way | median ms (quartiles) | ratio to the first | target | met |",
+        "| what | way | median (quartiles) | ratio to the first | target | met |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join([*lines, *(line for row in rows for line in row_lines(row))])
@@ -46,17 +46,19 @@ def markdown(rows: Sequence[Row], on: dict[str, Any]) -> str:
 
 def row_lines(row: Row) -> list[str]:
     """Returns the lines of one comparison."""
-    return [_line(row, way) for way in row.timed]
+    absent = [f"| {row.name} | {reason} | not measured |  |  |  |" for reason in row.absent]
+    return [_line(row, way) for way in row.timed] + absent
 
 
 def _line(row: Row, way: Timed) -> str:
-    low, middle, high = (f"{1e3 * value:.4g}" for value in way.quartiles)
+    factor = 1e3 if row.unit == "ms" else 1.0
+    low, middle, high = (f"{factor * value:.4g}" for value in way.quartiles)
     ratio, target = row.ratio(way), row.target.get(way.name)
-    first = way is row.timed[0]
     wanted = "" if target is None else f"<= {target:g}"
     met = "" if target is None else "yes" if ratio <= target else "no"
-    shown = "1" if first else f"{ratio:.3f}"
-    return f"| {row.name} | {way.name} | {middle} ({low} to {high}) | {shown} | {wanted} | {met} |"
+    shown = "1" if way is row.timed[0] else f"{ratio:.3f}"
+    figures = f"{middle} {row.unit} ({low} to {high})"
+    return f"| {row.name} | {way.name} | {figures} | {shown} | {wanted} | {met} |"
 
 
 def as_json(rows: Sequence[Row], on: dict[str, Any]) -> str:
@@ -70,6 +72,7 @@ def as_json(rows: Sequence[Row], on: dict[str, Any]) -> str:
                     "seconds": {way.name: way.seconds for way in row.timed},
                     "ratios": {way.name: row.ratio(way) for way in row.timed},
                     "target": row.target,
+                    "absent": list(row.absent),
                 }
                 for row in rows
             ],

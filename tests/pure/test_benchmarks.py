@@ -2,9 +2,16 @@
 """Benchmarks take turns, and their table says what was measured."""
 
 import json
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
 
 from benchmarks import table
+from benchmarks.contestants import contestant
 from benchmarks.harness import Row, Timed, in_turns
+from benchmarks.rendezvous import rendezvous
 
 
 def test_ways_take_turns_forward_and_backward():
@@ -21,8 +28,50 @@ def test_ratios_are_taken_turn_by_turn():
     assert row.ratio(row.timed[1]) == 0.5
     text = table.markdown([row], {"cores": 2}).splitlines()
     assert text[0] == "Measured on cores 2."
-    assert text[-2] == "| row | A | 1000 (1000 to 5500) | 1 |  |  |"
-    assert text[-1] == "| row | B | 500 (500 to 2750) | 0.500 | <= 0.4 | no |"
+    assert text[-2] == "| row | A | 1000 ms (1000 to 5500) | 1 |  |  |"
+    assert text[-1] == "| row | B | 500 ms (500 to 2750) | 0.500 | <= 0.4 | no |"
+
+
+def test_a_row_can_be_read_against_another_way():
+    row = Row("row", [Timed("A", [1.0]), Timed("B", [2.0]), Timed("C", [3.0])], {}, ["D: not here"])
+    (against,) = row.against("B", {"C": 1.4})
+    assert [way.name for way in against.timed] == ["B", "C"]
+    assert against.ratio(against.timed[1]) == 1.5
+    assert not list(row.against("D", {"C": 1.0}))
+    (added,) = row.added("A", "C", {"B": 0.25})
+    assert added.ratio(added.timed[1]) == 0.5
+    (slower,) = row.quotients(("C", "A"), ("B", "A"), 0.65)
+    assert slower.ratio(slower.timed[1]) == 2 / 3
+    assert table.row_lines(slower)[1] == (
+        "| row: slowdown | B / A | 2 times (2 to 2) | 0.667 | <= 0.65 | no |"
+    )
+    assert table.row_lines(row)[3] == "| row | D: not here | not measured |  |  |  |"
+
+
+def test_ways_may_report_their_own_figures():
+    row = in_turns("own", {"A": lambda: 2.0, "B": lambda: 3.0}, turns=1, reported=True)
+    assert [way.seconds for way in row.timed] == [[2.0], [3.0]]
+
+
+def test_a_rendezvous_keeps_what_it_is_given():
+    with rendezvous() as port:
+        address = f"http://127.0.0.1:{port}/scope/key"
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(address, timeout=10)
+        put = urllib.request.Request(address, b"value", method="PUT")
+        urllib.request.urlopen(put, timeout=10).close()
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert answer.read() == b"value"
+
+
+def test_a_contestant_that_does_not_start_says_so_at_once(capfd):
+    command = [sys.executable, "-c", "raise SystemExit('cannot')"]
+    with (
+        pytest.raises(RuntimeError, match="its ranks did not start"),
+        contestant([command], [{}], 1),
+    ):
+        pass
+    assert "cannot" in capfd.readouterr().err
 
 
 def test_every_time_is_kept():

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that wait for their turn: all contestants live at once, and one of them runs."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from benchmarks.workers.protocol import PORT
+
+WORKERS = Path(__file__).parent / "workers"
+PATIENCE_S = 180.0
+
+
+class Absent(Exception):
+    """A contestant that cannot be started here; its text says why."""
+
+
+class Contestant:
+    """The processes of one contestant.
+
+    Args:
+        sockets: one connection for each rank.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._lines = [peer.makefile("rw") for peer in sockets]
+
+    def way(self, name: str, steps: int) -> Callable[[], float]:
+        """Returns a function that has all ranks do something, and returns the slowest's seconds.
+
+        Args:
+            name: what the worker calls it.
+            steps: how often.
+        """
+
+        def run() -> float:
+            for lines in self._lines:
+                lines.write(f"{name} {steps}\n")
+                lines.flush()
+            return max(self._seconds(lines) for lines in self._lines) / steps
+
+        return run
+
+    def _seconds(self, lines: object) -> float:
+        answer = lines.readline()  # type: ignore[attr-defined]
+        if not answer:
+            raise RuntimeError("a rank has ended in the middle of its turn")
+        return float(answer)
+
+
+@contextlib.contextmanager
+def contestant(
+    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], ranks: int
+) -> Iterator[Contestant]:
+    """Starts a contestant, and ends it.
+
+    Args:
+        commands: one for each process to be started, which may be a launcher of several ranks.
+        environments: what each command's environment holds beside this process'.
+        ranks: how many ranks will report.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.settimeout(1.0)
+        common = {**os.environ, PORT: str(listener.getsockname()[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        printed = stack.enter_context(_shown_on_failure())
+        processes = []
+        for command, own in zip(commands, environments, strict=True):
+            processes.append(
+                subprocess.Popen(
+                    command, env={**common, **own}, stdout=printed, stderr=printed, text=True
+                )
+            )
+            stack.callback(_end, processes[-1])
+        peers = []
+        while len(peers) < ranks:
+            peer = _accepted(listener, processes)
+            if peer is None:
+                raise RuntimeError("its ranks did not start; what they printed stands above")
+            peers.append(stack.enter_context(peer))
+        for peer in peers:
+            peer.settimeout(PATIENCE_S)
+            peer.makefile("r").readline()  # its rank: it is ready
+        yield Contestant(peers)
+
+
+@contextlib.contextmanager
+def _shown_on_failure() -> Iterator[IO[str]]:
+    with tempfile.TemporaryFile("w+") as printed:
+        try:
+            yield printed
+        except RuntimeError:
+            printed.seek(0)
+            print(printed.read()[-4000:], file=sys.stderr)
+            raise
+
+
+def _accepted(
+    listener: socket.socket, processes: Sequence["subprocess.Popen[str]"]
+) -> socket.socket | None:
+    """Returns the next rank that connects; None when a process ends before, or after too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+    return None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    # Its ranks have ended with their sockets, unless they are stuck.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    process.kill()
+    process.wait()

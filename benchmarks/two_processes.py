@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of several processes on this machine, each in the stack of its maker."""
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks import horovod_environment
+from benchmarks.contestants import WORKERS, Absent, Contestant, contestant
+from benchmarks.harness import Row, in_turns
+from benchmarks.rendezvous import rendezvous
+from npu_keras.launch_plan import free_addresses
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+Started = contextlib.AbstractContextManager[Contestant]
+
+
+def npu_keras_ranks(engine: str, ranks: int, ways: Sequence[str]) -> Started:
+    """Starts ranks of npu_keras by its launcher."""
+    script = [str(WORKERS / "npu_keras_ranks.py"), *ways]
+    launcher = ["-m", "npu_keras", "run", "-n", str(ranks), "--engine", engine]
+    command = [sys.executable, *(launcher if ranks > 1 else []), *script]
+    return contestant([command], [ONE_THREAD], ranks)
+
+
+@contextlib.contextmanager
+def mwms_ranks(ways: Sequence[str]) -> Iterator[Contestant]:
+    """Starts two workers of `MultiWorkerMirroredStrategy`."""
+    command = [sys.executable, str(WORKERS / "mwms_ranks.py"), *ways]
+    with free_addresses(2) as addresses:
+        configs = [
+            {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+            for rank in range(2)
+        ]
+        own = [{**ONE_THREAD, "TF_CONFIG": json.dumps(config)} for config in configs]
+        own = [{**env, "TF_GRPC_REUSE_PORT": "1"} for env in own]
+        with contestant([command] * 2, own, 2) as started:
+            yield started
+
+
+@contextlib.contextmanager
+def horovod_ranks(ranks: int, ways: Sequence[str]) -> Iterator[Contestant]:
+    """Starts ranks of Horovod in their own environment.
+
+    Raises:
+        Absent: if it has not been built.
+    """
+    python = horovod_environment.python()
+    if python is None:
+        raise Absent("Horovod is not built: `python -m benchmarks.horovod_environment`")
+    command = [python, str(WORKERS / "horovod_ranks.py"), *ways]
+    with rendezvous() as port:
+        common = {
+            **ONE_THREAD,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": "lo",
+            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_SIZE": str(ranks),
+            "HOROVOD_LOCAL_SIZE": str(ranks),
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+            "PYTHONPATH": "",
+        }
+        own = [
+            {**common, "HOROVOD_RANK": str(rank), "HOROVOD_LOCAL_RANK": str(rank)}
+            for rank in range(ranks)
+        ]
+        with contestant([command] * ranks, own, ranks) as started:
+            yield started
+
+
+def distributed_fit(quick: bool) -> Iterator[Row]:
+    """A step of `fit` of the perceptron in two processes, for every way there is."""
+    steps, turns = (2, 4) if quick else (5, 8)
+    with contextlib.ExitStack() as stack:
+        ways: dict[str, Callable[[], object]] = {}
+        absent: list[str] = []
+
+        def join(started: Started, names: dict[str, str]) -> None:
+            try:
+                one = stack.enter_context(started)
+            except (Absent, RuntimeError) as reason:
+                absent.append(f"{', '.join(names)}: {reason}")
+            else:
+                ways.update({name: one.way(way, steps) for name, way in names.items()})
+
+        ours = ["fit", "scaled", "saturation"]
+        join(npu_keras_ranks("mpi", 1, ["alone"]), {"one process": "alone"})
+        join(
+            npu_keras_ranks("mpi", 2, ours),
+            {"mpi": "fit", "mpi, loss scale": "scaled", "mpi, saturation": "saturation"},
+        )
+        join(npu_keras_ranks("collective", 2, ["fit"]), {"collective": "fit"})
+        join(
+            mwms_ranks(["fit", "loop_4", "loop_16"]),
+            {"MWMS fit": "fit", "MWMS loop, 4 MiB": "loop_4", "MWMS loop, 16 MiB": "loop_16"},
+        )
+        join(horovod_ranks(1, ["alone"]), {"Horovod's stack, one process": "alone"})
+        join(horovod_ranks(2, ["fit"]), {"Horovod": "fit"})
+        row = in_turns("two processes, 9.5 M parameters, SGD", ways, turns=turns, reported=True)
+    yield row._replace(absent=absent)
+    yield from row.against("MWMS fit", {"mpi": 0.35})
+    yield from row.against("mpi", {"mpi, loss scale": 1.02, "mpi, saturation": 1.05})
+    loops = [name for name in ways if name.startswith("MWMS loop")]
+    yield from row.against(min(loops, key=row.median, default=""), {"collective": 1.0})
+    yield from row.quotients(
+        ("Horovod", "Horovod's stack, one process"), ("mpi", "one process"), 0.65
+    )
+
+
+def all_reduce(quick: bool) -> Iterator[Row]:
+    """Aggregation alone, from a `tf.function`."""
+    steps, turns = (2, 4) if quick else (5, 10)
+    few, many = {}, {}
+    absent: list[str] = []
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        mpi = enter(npu_keras_ranks("mpi", 2, ["raw_20", "reduce_20", "raw_400", "reduce_400"]))
+        few = {"mpi4py alone": mpi.way("raw_20", steps), "mpi": mpi.way("reduce_20", steps)}
+        many = {"mpi": mpi.way("reduce_400", steps), "mpi4py alone": mpi.way("raw_400", steps)}
+        collective = enter(npu_keras_ranks("collective", 2, ["reduce_400", "reduce_20"]))
+        few["collective"] = collective.way("reduce_20", steps)
+        many["collective"] = collective.way("reduce_400", steps)
+        many["MWMS"] = enter(mwms_ranks(["reduce_400"])).way("reduce_400", steps)
+        try:
+            horovod = enter(horovod_ranks(2, ["reduce_400"]))
+            many["Horovod"] = horovod.way("reduce_400", steps)
+        except (Absent, RuntimeError) as reason:
+            absent.append(f"Horovod: {reason}")
+        timed = functools.partial(in_turns, turns=turns, reported=True)
+        yield timed("all-reduce of 38 MB in 20 tensors", few, target={"mpi": 1.25})
+        row = timed("all-reduce of 400 tensors of 4 KB", many)
+    yield row._replace(absent=absent)
+    yield from row.against("Horovod", {"mpi": 0.6})
+    yield from row.against("MWMS", {"collective": 1.0})
+
+
+def sharding(quick: bool) -> Iterator[Row]:
+    """The step of Adam with its slots divided among ranks, against whole ones."""
+    steps, turns = (2, 3) if quick else (5, 8)
+    for ranks, most in ((2, 0.55),) if quick else ((2, 0.55), (4, 0.3)):
+        with npu_keras_ranks("mpi", ranks, ["adam", "sharded", "slots", "shard"]) as one:
+            name = f"weight-update sharding, Adam, {ranks} ranks"
+            ways = {"whole": one.way("adam", steps), "sharded": one.way("sharded", steps)}
+            yield in_turns(name, ways, turns=turns, reported=True, target={"sharded": 1.1})
+            sizes = {"whole": one.way("slots", 1), "sharded": one.way("shard", 1)}
+            row = in_turns(
+                f"{name}: slots", sizes, turns=1, reported=True, target={"sharded": most}
+            )
+            yield row._replace(unit="bytes on the rank with most")
