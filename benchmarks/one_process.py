@@ -42,7 +42,7 @@ def overflow_check(quick: bool) -> Iterator[Row]:
             row = in_turns(
                 f"overflow check, {label} tensors{', XLA' if xla else ''}",
                 {"Keras' check": keras_way, "ours": ours, "one reduce_sum": one_pass},
-                turns=10 if quick else 40,
+                turns=10 if quick else 30,
                 warm_up=3,
                 target={"ours": 0.65},
             )
@@ -90,7 +90,7 @@ def loss_scaling(quick: bool) -> Iterator[Row]:
         yield in_turns(
             f"step of 9.5 M parameters, {name}",
             several(ways_of(make), 3),
-            turns=8 if quick else 20,
+            turns=8 if quick else 15,
             target={OURS: target},
         )
 
@@ -101,7 +101,7 @@ def loss_scaling_xla(quick: bool) -> Iterator[Row]:
 
     ways = several(ways_of(lambda: optimizers.Adam(1e-4), jit_compile=True), 3)
     row = in_turns(
-        "step of 9.5 M parameters, Adam, XLA", ways, turns=8 if quick else 20, target={OURS: 1.4}
+        "step of 9.5 M parameters, Adam, XLA", ways, turns=8 if quick else 15, target={OURS: 1.4}
     )
     yield row
     yield from row.against(KERAS, {OURS: 0.65})
@@ -125,7 +125,7 @@ def many_variables(quick: bool) -> Iterator[Row]:
         begin = time.perf_counter()
         ways[way]()
         first.append(Timed(way, [time.perf_counter() - begin]))
-    row = in_turns(name, several(ways, 3), turns=10 if quick else 30)
+    row = in_turns(name, several(ways, 3), turns=10 if quick else 20)
     yield row
     yield from row.added(PLAIN, KERAS, {OURS: 0.25})
     yield Row(f"{name}: first step", first, {OURS: 1.15})
@@ -143,7 +143,7 @@ def transformer(quick: bool) -> Iterator[Row]:
             several(
                 ways_of(lambda: optimizers.Adam(1e-4), make=models.transformer, jit_compile=xla), 2
             ),
-            turns=5 if quick else 15,
+            turns=5 if quick else 8,
             target={OURS: 1.4 if xla else 1.0},
         )
 
@@ -167,7 +167,7 @@ def growth(quick: bool) -> Iterator[Row]:
             PLAIN: models.stepper(keras.optimizers.Adam(1e-4), make),
             OURS: models.stepper(models.scaled(keras.optimizers.Adam(1e-4)), make),
         }
-        yield in_turns(f"growth: {size} parameters, Adam", ways, turns=6 if quick else 12)
+        yield in_turns(f"growth: {size} parameters, Adam", ways, turns=6 if quick else 8)
 
 
 def logging(quick: bool) -> Iterator[Row]:
@@ -180,7 +180,7 @@ def logging(quick: bool) -> Iterator[Row]:
     from benchmarks.models import fits, scaled
     from npu_keras.callbacks import LossScaleLogger
 
-    steps = 20 if quick else 50
+    steps = 20 if quick else 30
     with tempfile.TemporaryDirectory() as folder:
         for at_once in (1, steps):
             optimizer = scaled(keras.optimizers.SGD(1e-4))
@@ -193,7 +193,7 @@ def logging(quick: bool) -> Iterator[Row]:
             yield in_turns(
                 f"fit of {steps} steps, 9.5 M parameters, SGD, {at_once} at once",
                 {"without logger": fit, "LossScaleLogger": logged},
-                turns=4 if quick else 8,
+                turns=4 if quick else 6,
                 target={"LossScaleLogger": 1.01},
             )
 
@@ -207,5 +207,5 @@ def importing(quick: bool) -> Iterator[Row]:
     yield in_turns(
         "a process that imports",
         {"keras": run("import keras"), "npu_keras": run("import keras, npu_keras")},
-        turns=2 if quick else 5,
+        turns=2 if quick else 3,
     )

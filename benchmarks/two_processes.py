@@ -76,7 +76,7 @@ def horovod_ranks(ranks: int, ways: Sequence[str]) -> Iterator[Contestant]:
 
 def distributed_fit(quick: bool) -> Iterator[Row]:
     """A step of `fit` of the perceptron in two processes, for every way there is."""
-    steps, turns = (2, 4) if quick else (5, 8)
+    steps, turns = (2, 4) if quick else (4, 6)
     with contextlib.ExitStack() as stack:
         ways: dict[str, Callable[[], object]] = {}
         absent: list[str] = []
@@ -142,7 +142,7 @@ def all_reduce(quick: bool) -> Iterator[Row]:
 
 def sharding(quick: bool) -> Iterator[Row]:
     """The step of Adam with its slots divided among ranks, against whole ones."""
-    steps, turns = (2, 3) if quick else (5, 8)
+    steps, turns = (2, 3) if quick else (4, 5)
     for ranks, most in ((2, 0.55),) if quick else ((2, 0.55), (4, 0.3)):
         with npu_keras_ranks("mpi", ranks, ["adam", "sharded", "slots", "shard"]) as one:
             name = f"weight-update sharding, Adam, {ranks} ranks"
