@@ -58,12 +58,15 @@ def flag_tensor(name: str, value: Any) -> tf.Tensor:
     return tf.cast(tensor, tf.bool)
 
 
-def variable_list(name: str, variables: Any) -> list[Any]:
+def variable_list(
+    name: str, variables: Any, example: str = "model.trainable_variables"
+) -> list[Any]:
     """Returns variables as a list.
 
     Args:
         name: what they are called, for the error.
         variables: iterable of Keras or TensorFlow variables.
+        example: what they are as a rule, for the error.
 
     Raises:
         TypeError: if it is none, or holds something else.
@@ -74,9 +77,8 @@ def variable_list(name: str, variables: Any) -> list[Any]:
     for variable in found:
         if not _is_variable(variable):
             raise TypeError(
-                f"{name} must be Keras or TensorFlow variables, such as "
-                f"`model.trainable_variables`. Received one of {type(variable).__name__}: "
-                f"{variable!r}"
+                f"{name} must be Keras or TensorFlow variables, such as `{example}`. "
+                f"Received one of {type(variable).__name__}: {variable!r}"
             )
     return found
 

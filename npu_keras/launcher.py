@@ -149,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     value = int(text)
     if not 1 <= value <= _MOST:
-        raise argparse.ArgumentTypeError(f"expected 1 to {_MOST}, received {text:.40}")
+        limit = "1 or more" if value < 1 else f"at most {_MOST}"
+        raise argparse.ArgumentTypeError(f"expected {limit}, received {text:.40}")
     return value
 
 

@@ -42,7 +42,7 @@ class Protection:
             True when a variable was added, so that a step traced before does not know of it.
         """
         before = len(self._pairs)
-        for variable in variable_list("`variables`", variables):
+        for variable in variable_list("`variables`", variables, "model.non_trainable_variables"):
             self._remember_outside(native(variable))
         return len(self._pairs) > before
 

@@ -42,7 +42,7 @@ def test_keras_variables_and_other_dtypes():
 
 
 def test_what_is_no_variable():
-    with pytest.raises(TypeError, match=r"model\.non_trainable_variables.*Received: 3"):
+    with pytest.raises(TypeError, match=r"model\.non_trainable_variables.*Received one of int: 3"):
         sgd().protect([3])
 
 
