@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import json
 import resource
 import signal
@@ -112,22 +113,25 @@ def test_a_run_after_a_crash_begins_a_line_of_its_own(tmp_path):
         assert read_events(path) == ([event], damaged)
 
 
-@pytest.fixture
-def full_disk():
-    """No file grows beyond 1000 bytes."""
+@contextlib.contextmanager
+def full_disk(size=1000):
+    """No file can grow beyond `size`: only while the log is written, for pytest writes to one, too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_one_warning_and_what_was_written_can_be_read(tmp_path, full_disk, caplog):
+def test_a_full_disk_is_one_warning_and_what_was_written_can_be_read(tmp_path, caplog):
     log = EventLog(tmp_path / "events.jsonl")
     log.open()
-    for attempt in range(1, 20):
-        log.append([Event(attempt, "skip", 8.0, 4.0, variable="x" * 50)], epoch=0)
+    with full_disk():
+        for attempt in range(1, 20):
+            log.append([Event(attempt, "skip", 8.0, 4.0, variable="x" * 50)], epoch=0)
     (warning,) = caplog.messages
     assert "(File too large). Training goes on without." in warning
     events, damaged = read_events(log.path)
