@@ -115,7 +115,7 @@ def test_a_run_after_a_crash_begins_a_line_of_its_own(tmp_path):
 
 @contextlib.contextmanager
 def full_disk(size=1000):
-    """No file can grow beyond `size`: only while the log is written, for pytest writes to one, too."""
+    """No file can grow: only while the log is written, for pytest writes to one, too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
