@@ -50,19 +50,19 @@ def overflow_check(quick: bool) -> Iterator[Row]:
             yield from row.against("one reduce_sum", {"ours": 1.15})
 
 
-def ways_of(make: Callable[[], Any], **settings: Any) -> dict[str, Callable[[], None]]:
+def ways_of(optimizer: Callable[[], Any], **settings: Any) -> dict[str, Callable[[], None]]:
     """Returns a step of an optimizer by itself, in ours and in Keras' wrapper.
 
     Args:
-        make: makes the optimizer.
+        optimizer: makes the optimizer.
         settings: of `models.stepper`.
     """
     from benchmarks import models
 
     return {
-        PLAIN: models.stepper(make(), **settings),
-        OURS: models.stepper(models.scaled(make()), **settings),
-        KERAS: models.stepper(models.wrapped(make()), **settings),
+        PLAIN: models.stepper(optimizer(), **settings),
+        OURS: models.stepper(models.scaled(optimizer()), **settings),
+        KERAS: models.stepper(models.wrapped(optimizer()), **settings),
     }
 
 
