@@ -4,7 +4,7 @@
 #   make test              every test; FAST=1 for those that need no TensorFlow
 #   make notebooks         the notebooks, from fresh kernels; part of `make test`
 #   make test-hosts        two hosts (network namespaces, as root) joined by a 1 Gbit/s link
-#   make soak              an hour of faults: 200,000 steps, 20 kills, sizes out of the ordinary
+#   make soak              faults at length: 200,000 steps, 24 kills, sizes out of the ordinary
 #   make test-oldest       every test on the oldest versions that pyproject.toml allows
 #   make bench             what it costs, as ratios; QUICK=1 for coarser figures
 #   make lint              formatting, lint, types, import layers
