@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from npu_keras._arguments import is_whole
 from npu_keras._upstream import in_xla, keeps_order, unknown_to_xla
 from npu_keras.channels import GradientList
 from npu_keras.masking import masked
@@ -47,7 +48,7 @@ def set_fused_update_min_bytes(min_bytes: int | None = MIN_BYTES) -> None:
             default 4 MiB.
 
     Raises:
-        ValueError: for a negative size.
+        ValueError: for anything but a whole number from 0 on, or None.
 
     Example:
 
@@ -55,7 +56,7 @@ def set_fused_update_min_bytes(min_bytes: int | None = MIN_BYTES) -> None:
     npu_keras.set_fused_update_min_bytes(None)  # every operation of the update by itself
     ```
     """
-    if min_bytes is not None and not (isinstance(min_bytes, int) and min_bytes >= 0):
+    if min_bytes is not None and not (is_whole(min_bytes) and min_bytes >= 0):
         raise ValueError(
             "`min_bytes` must be a number of bytes from 0 on, or None to fuse nothing. "
             f"Received: min_bytes={min_bytes!r}"

@@ -189,7 +189,7 @@ def test_a_compiled_division_by_the_scale_is_the_division(scale):
     np.testing.assert_allclose(own, exact, rtol=2e-7, atol=float(np.finfo("float32").tiny))
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, "1 MB"])
+@pytest.mark.parametrize("size", [-1, 1.5, "1 MB", True])
 def test_a_size_is_a_number_of_bytes(size):
     with pytest.raises(ValueError, match="a number of bytes from 0 on, or None"):
         npu_keras.set_fused_update_min_bytes(size)
