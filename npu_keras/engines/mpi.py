@@ -24,7 +24,8 @@ from npu_keras.engines.base import (
 from npu_keras.engines.deferred import Deferred
 from npu_keras.engines.packing import pack, unpack
 
-_LANES = 16  # communicators are made so many at a time
+_CHANNELS_MADE = 16  # communicators are made so many at a time
+_MOST_CHANNELS = 64  # an MPI library has some 2,000 for a process
 _SMALL_BYTES = 1 << 16  # up to here a copy costs less than a call
 _SPIN_S = 0.005
 _LONGEST_SLEEP_S = 0.0002
@@ -40,8 +41,9 @@ class _Pending(NamedTuple):
 class MpiEngine:
     """One process per device under `mpiexec -n N`, over MPI.
 
-    Each lane has a communicator of its own, so that buckets travel in whatever order backward
-    makes them. This needs `MPI_THREAD_MULTIPLE`; with `MPI_THREAD_SERIALIZED` there is one
+    Lanes have communicators of their own, so that buckets travel in whatever order backward
+    makes them; from the 65th lane on they share them, and those that do keep the order of
+    tracing. This needs `MPI_THREAD_MULTIPLE`; with `MPI_THREAD_SERIALIZED` there is one
     communicator and one order, and a warning in the log. Tensors are sent from where they are.
 
     16-bit floats, for which MPI has no type, travel as 16 bits, are reduced in float32 and
@@ -68,7 +70,7 @@ class MpiEngine:
         mpi_start.check_launcher(self.rank, self.size)
         self._several_lanes = mpi_start.allows_many_threads(self._mpi)
         self._lock = threading.RLock()
-        self._lanes: list[Any] = []
+        self._channels: list[Any] = []
         self._pool = mpi_transfers.Pool()
         self._deferred = Deferred(ordered=not self._several_lanes)
         self._pending: dict[int, _Pending] = {}
@@ -76,7 +78,7 @@ class MpiEngine:
         self._left = False
         self._peers = mpi_start.meet(self._mpi, timeout_s)
         self._base = self._duplicate(world, 1)[0]
-        self._lane(0)
+        self._channel(0)
         atexit.register(self.shutdown)
 
     def all_reduce(
@@ -91,7 +93,7 @@ class MpiEngine:
         check_reduction(reduction)
         if not tensors:
             return []
-        comm, pool = self._lane(lane), self._pool
+        comm, pool = self._channel(lane), self._pool
         op = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[reduction]
 
         def transfer(arrays: Sequence[Any]) -> mpi_transfers.Transfer:
@@ -108,7 +110,7 @@ class MpiEngine:
 
     def all_gather(self, tensor: tf.Tensor, *, lane: int, label: str) -> tf.Tensor:
         """Concatenates the tensors of all ranks along axis 0; see `Engine.all_gather`."""
-        comm, pool = self._lane(lane), self._pool
+        comm, pool = self._channel(lane), self._pool
         shape = tf.TensorShape([None]).concatenate(tensor.shape[1:])
 
         def transfer(arrays: Sequence[Any]) -> mpi_transfers.Transfer:
@@ -121,7 +123,7 @@ class MpiEngine:
     ) -> list[tf.Tensor]:
         """Gives every rank the tensors of `root_rank`; see `Engine.broadcast`."""
         check_root(root_rank, self.size)
-        comm, pool = self._lane(lane), self._pool
+        comm, pool = self._channel(lane), self._pool
 
         def transfer(arrays: Sequence[Any]) -> mpi_transfers.Transfer:
             return mpi_transfers.broadcast(comm, arrays, root_rank, pool)
@@ -162,7 +164,7 @@ class MpiEngine:
             tensors,
             shapes or [tensor.shape for tensor in tensors],
             [tensor.dtype for tensor in tensors],
-            lane,
+            lane % _MOST_CHANNELS,
         )
 
     def _start(self, make: Any, arrays: Sequence[Any], label: str) -> int:
@@ -209,14 +211,15 @@ class MpiEngine:
         with self._lock:
             return bool(self._mpi.Request.Testall(requests))
 
-    def _lane(self, lane: int) -> Any:
+    def _channel(self, lane: int) -> Any:
         """The communicator of a lane; made while tracing, in the order all ranks share."""
         if not self._several_lanes:
             return self._base
+        channel = lane % _MOST_CHANNELS
         with self._lock:
-            while lane >= len(self._lanes):
-                self._lanes += self._duplicate(self._base, _LANES)
-            return self._lanes[lane]
+            while channel >= len(self._channels):
+                self._channels += self._duplicate(self._base, _CHANNELS_MADE)
+            return self._channels[channel]
 
     def _duplicate(self, comm: Any, number: int) -> list[Any]:
         since = time.monotonic()

@@ -121,7 +121,7 @@ def check_results_stay():
             same(tensor, np.full(100_000, SIZE * number, np.float32))
 
 
-def check_lanes():
+def check_lanes(stride):
     """Twenty lanes, started in an order that differs between ranks, then some twice."""
     order = np.random.default_rng(RANK).permutation(20)
 
@@ -132,10 +132,12 @@ def check_lanes():
             chain = tf.math.sin(chain) * 0.0 + 1.0
             inputs[lane] = tf.fill([50 * (lane + 1)], float(lane)) * chain[0]
         first = [
-            engine.all_reduce([inputs[lane]], reduction="sum", lane=lane, label=str(lane))[0]
+            engine.all_reduce([inputs[lane]], reduction="sum", lane=stride * lane, label=str(lane))[
+                0
+            ]
             for lane in range(20)
         ]
-        second = engine.all_reduce([start + RANK], reduction="max", lane=3, label="again")
+        second = engine.all_reduce([start + RANK], reduction="max", lane=3 * stride, label="again")
         return first, second
 
     for _ in range(5):
@@ -187,7 +189,8 @@ check_all_reduce()
 check_not_finite()
 check_gather_and_broadcast()
 check_results_stay()
-check_lanes()
+check_lanes(1)
+check_lanes(3232)  # the numbers that many models and optimizers come to
 check_fit()
 engine.shutdown()
 with pytest.raises(engines.EngineError, match="shut down"):

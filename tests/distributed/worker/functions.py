@@ -50,7 +50,7 @@ def many_in_a_loop():
 
 
 def _lanes():
-    return len(getattr(distribute.engine(), "_lanes", []))
+    return len(getattr(distribute.engine(), "_channels", []))
 
 
 @check
