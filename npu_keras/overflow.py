@@ -89,12 +89,21 @@ class OverflowCheck(NamedTuple):
     def _look(self, gradients: Sequence[Gradient], divided_by: int | None) -> "Finding":
         """Counts inf and NaN, and saturated values where it is known what they were divided by."""
         exact = functools.partial(self._count, gradients, divided_by)
-        if divided_by is not None:
-            infs, nans = tf.unstack(exact())
-        else:
-            none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
-            infs, nans = tf.unstack(tf.cond(_is_suspicious(gradients), exact, none))
+        none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
+        suspicious = self._is_suspicious(gradients, divided_by)
+        infs, nans = tf.unstack(tf.cond(suspicious, exact, none))
         return Finding(tf.reduce_any(infs + nans > 0), infs, nans)
+
+    def _is_suspicious(self, gradients: Sequence[Gradient], divided_by: int | None) -> tf.Tensor:
+        # A sum with an inf or a NaN in it is never finite, so a finite total clears them all in
+        # one pass that allocates nothing. A sum of finite numbers can overflow by itself.
+        values = [screened for g in gradients if (screened := _screened(g)) is not None]
+        sums = [tf.zeros(()), *(tf.cast(tf.reduce_sum(v), tf.float32) for v in values)]
+        if divided_by is not None:
+            # XLA's largest number passes over NaN, so that the sum is needed beside it. The
+            # screen is below the limit by more than the limit's rounding to 16 bits.
+            sums += [_infinite_at(v, 0.99 * self._limit(v.dtype, divided_by)) for v in values]
+        return tf.logical_not(tf.math.is_finite(tf.add_n(sums)))
 
     def _read_status(self, gradients: Sequence[Gradient]) -> tf.Tensor:
         if self.mode == INF_NAN or not _installed_status:
@@ -189,24 +198,24 @@ def _counter(dtype: tf.DType) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     return tf.function(_limited_and_nan, input_signature=signature, autograph=False)
 
 
-def _is_suspicious(gradients: Sequence[Gradient]) -> tf.Tensor:
-    # A sum with an inf or a NaN in it is never finite, so a finite total clears them all in one
-    # pass that allocates nothing. A sum of finite numbers can overflow by itself.
-    sums = [_screening_sum(gradient) for gradient in gradients]
-    return tf.logical_not(tf.math.is_finite(tf.add_n(sums)))
+def _infinite_at(values: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+    """Infinity if a magnitude reaches the limit, else 0."""
+    largest = tf.maximum(tf.reduce_max(values), -tf.reduce_min(values))
+    return tf.where(largest >= limit, float("inf"), 0.0)
 
 
-def _screening_sum(gradient: Gradient) -> tf.Tensor:
+def _screened(gradient: Gradient) -> tf.Tensor | None:
+    """Numbers that are finite and below a limit only if all that will be applied are."""
     values = _components(_values(gradient))
     if not values.dtype.is_floating:
-        return tf.zeros((), tf.float32)
+        return None
+    if values.dtype in (tf.float16, tf.bfloat16):
+        values = tf.cast(values, tf.float32)
     if isinstance(gradient, tf.IndexedSlices):
         # Rows of one index are added up later; with magnitudes no cancellation can hide that
         # one such sum overflows.
-        values = tf.abs(values)
-    if values.dtype in (tf.float16, tf.bfloat16):
-        values = tf.cast(values, tf.float32)
-    return tf.cast(tf.reduce_sum(values), tf.float32)
+        values = tf.reduce_sum(tf.abs(values), axis=1 if gradient.dtype.is_complex else 0)
+    return values
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

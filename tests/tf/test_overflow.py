@@ -158,6 +158,40 @@ class TestSaturationMode:
         assert found(SATURATING, slices([[65504.0]], [1]))[0] is True
         assert found(SATURATING, slices([[4e4], [4e4]], [1, 1]))[0] is True
 
+    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+    def test_the_limit_is_exact_after_a_division(self, dtype, compiled):
+        """Among other numbers, in dtypes that round the limit up or down."""
+        numpy = tf.as_dtype(dtype).as_numpy_dtype
+        others = np.linspace(-3, 3, 1000)
+        for divided_by in (1, 2, 3, 5, 7, 11):
+            look = tf.function(
+                lambda value, n=divided_by: SATURATING.inspect([value], n), jit_compile=compiled
+            )
+            limit = np.asarray(65504 / divided_by).astype(numpy)
+            below = limit - np.asarray(2.0**-7 * float(limit)).astype(numpy)
+            for sign in (1, -1):
+                for value, count in ((limit, 1), (below, 0), (np.nan, 0)):
+                    array = np.append(others, sign * float(value)).astype(numpy)
+                    overflowed, infs, nans = look(tf.constant(array))
+                    assert infs.numpy().tolist() == [count], (divided_by, value)
+                    assert nans.numpy().tolist() == [int(np.isnan(float(value)))]
+                    assert bool(overflowed) == (count > 0 or np.isnan(float(value)))
+
+    def test_no_exact_pass_without_suspicion(self, monkeypatch):
+        """The exact count is behind a condition: nothing of it runs on ordinary gradients."""
+        ran = []
+
+        def counted(*arguments):
+            ran.append(arguments)
+            return tf.zeros((2, 1), tf.int64)
+
+        monkeypatch.setattr(OverflowCheck, "_count", counted)
+        assert found(SATURATING, tf.constant([64000.0, -64000.0, 1e-9])) == (False, [0], [0])
+        assert ran == []
+        found(SATURATING, tf.constant([-65000.0]))
+        assert len(ran) == 1
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_both_modes_under_mixed_precision(self, kind):
         keras.config.set_dtype_policy("mixed_float16")
