@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,13 +28,20 @@ class Contestant:
 
     Args:
         sockets: one connection for each rank.
+        stopped: its processes, if they would take time of the others while it is not their turn.
     """
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, sockets: Sequence[socket.socket], stopped: Sequence["subprocess.Popen[str]"] = ()
+    ) -> None:
         self._lines = [peer.makefile("rw") for peer in sockets]
+        self._stopped = stopped
+        self._signal(signal.SIGSTOP)
 
     def way(self, name: str, steps: int) -> Callable[[], float]:
         """Returns a function that has all ranks do something, and returns the slowest's seconds.
+
+        It is done once before, untimed: caches are cold and threads asleep after others' turns.
 
         Args:
             name: what the worker calls it.
@@ -41,12 +49,23 @@ class Contestant:
         """
 
         def run() -> float:
-            for lines in self._lines:
-                lines.write(f"{name} {steps}\n")
-                lines.flush()
-            return max(self._seconds(lines) for lines in self._lines) / steps
+            self._signal(signal.SIGCONT)
+            self._slowest(name, 1)
+            seconds = self._slowest(name, steps)
+            self._signal(signal.SIGSTOP)
+            return seconds / steps
 
         return run
+
+    def _slowest(self, name: str, steps: int) -> float:
+        for lines in self._lines:
+            lines.write(f"{name} {steps}\n")
+            lines.flush()
+        return max(self._seconds(lines) for lines in self._lines)
+
+    def _signal(self, number: int) -> None:
+        for process in self._stopped:
+            process.send_signal(number)
 
     def _seconds(self, lines: object) -> float:
         answer = lines.readline()  # type: ignore[attr-defined]
@@ -57,7 +76,10 @@ class Contestant:
 
 @contextlib.contextmanager
 def contestant(
-    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], ranks: int
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    ranks: int,
+    busy: bool = False,
 ) -> Iterator[Contestant]:
     """Starts a contestant, and ends it.
 
@@ -65,6 +87,8 @@ def contestant(
         commands: one for each process to be started, which may be a launcher of several ranks.
         environments: what each command's environment holds beside this process'.
         ranks: how many ranks will report.
+        busy: whether its processes take time even while nothing is asked of them, so that they
+            have to be stopped meanwhile; each command is then one rank.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -88,7 +112,7 @@ def contestant(
         for peer in peers:
             peer.settimeout(PATIENCE_S)
             peer.makefile("r").readline()  # its rank: it is ready
-        yield Contestant(peers)
+        yield Contestant(peers, processes if busy else ())
 
 
 @contextlib.contextmanager
@@ -114,6 +138,7 @@ def _accepted(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGCONT)
     # Its ranks have ended with their sockets, unless they are stuck.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)

@@ -27,14 +27,14 @@ class Row(NamedTuple):
     Attributes:
         name: what is compared.
         timed: the ways, the first of which the others are divided by.
-        target: the largest ratio wanted of each way, by name.
+        target: the largest ratio wanted of each way, by name; None for none.
         absent: what could not be measured, and why.
         unit: of the figures; times are in seconds and shown in milliseconds.
     """
 
     name: str
     timed: list[Timed]
-    target: dict[str, float]
+    target: dict[str, float | None]
     absent: Sequence[str] = ()
     unit: str = "ms"
 
@@ -47,14 +47,14 @@ class Row(NamedTuple):
         """Returns the median of a way, in seconds."""
         return self._way(name).quartiles[1]
 
-    def against(self, base: str, target: dict[str, float]) -> Iterator["Row"]:
+    def against(self, base: str, target: dict[str, float | None]) -> Iterator["Row"]:
         """Divides some of the ways by another; nothing if one of them is absent."""
         have = {way.name for way in self.timed}
         if {base, *target} <= have:
             ways = [self._way(base), *(self._way(name) for name in target)]
             yield Row(f"{self.name}: against {base}", ways, target)
 
-    def added(self, plain: str, base: str, target: dict[str, float]) -> Iterator["Row"]:
+    def added(self, plain: str, base: str, target: dict[str, float | None]) -> Iterator["Row"]:
         """Compares what ways add to a plain one, turn by turn."""
         without = np.array(self._way(plain).seconds)
 
@@ -85,7 +85,7 @@ def in_turns(
     *,
     turns: int,
     warm_up: int = 1,
-    target: dict[str, float] | None = None,
+    target: dict[str, float | None] | None = None,
     reported: bool = False,
 ) -> Row:
     """Calls each way `turns` times, in turns; every second turn backwards.
@@ -95,7 +95,7 @@ def in_turns(
         ways: functions without arguments, by name; the first is what the others are divided by.
         turns: how many turns are timed.
         warm_up: how many come before and are left out.
-        target: the largest ratio wanted of each way, by name.
+        target: the largest ratio wanted of each way, by name; None for none.
         reported: whether the functions return the seconds themselves.
     """
     seconds: dict[str, list[float]] = {way: [] for way in ways}

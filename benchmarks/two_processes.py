@@ -59,6 +59,7 @@ def horovod_ranks(ranks: int, ways: Sequence[str]) -> Iterator[Contestant]:
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_IFACE": "lo",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "900",  # it is stopped while others have their turn
             "HOROVOD_HOSTNAME": "localhost",
             "HOROVOD_SIZE": str(ranks),
             "HOROVOD_LOCAL_SIZE": str(ranks),
@@ -70,8 +71,15 @@ def horovod_ranks(ranks: int, ways: Sequence[str]) -> Iterator[Contestant]:
             {**common, "HOROVOD_RANK": str(rank), "HOROVOD_LOCAL_RANK": str(rank)}
             for rank in range(ranks)
         ]
-        with contestant([command] * ranks, own, ranks) as started:
+        # Its threads wake up a thousand times a second, which took 16 % of a core for each rank.
+        with contestant([command] * ranks, own, ranks, busy=True) as started:
             yield started
+
+
+def apart(way: str) -> Started:
+    """Starts two processes that do not know of each other: what their contention alone costs."""
+    command = [sys.executable, str(WORKERS / "npu_keras_ranks.py"), way]
+    return contestant([command] * 2, [ONE_THREAD] * 2, 2)
 
 
 def distributed_fit(quick: bool) -> Iterator[Row]:
@@ -91,6 +99,7 @@ def distributed_fit(quick: bool) -> Iterator[Row]:
 
         ours = ["fit", "scaled", "saturation"]
         join(npu_keras_ranks("mpi", 1, ["alone"]), {"one process": "alone"})
+        join(apart("alone"), {"two processes without aggregation": "alone"})
         join(
             npu_keras_ranks("mpi", 2, ours),
             {"mpi": "fit", "mpi, loss scale": "scaled", "mpi, saturation": "saturation"},
@@ -104,6 +113,7 @@ def distributed_fit(quick: bool) -> Iterator[Row]:
         join(horovod_ranks(2, ["fit"]), {"Horovod": "fit"})
         row = in_turns("two processes, 9.5 M parameters, SGD", ways, turns=turns, reported=True)
     yield row._replace(absent=absent)
+    yield from row.against("two processes without aggregation", {"mpi": None, "Horovod": None})
     yield from row.against("MWMS fit", {"mpi": 0.35})
     yield from row.against("mpi", {"mpi, loss scale": 1.02, "mpi, saturation": 1.05})
     loops = [name for name in ways if name.startswith("MWMS loop")]
