@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels
@@ -260,6 +261,22 @@ def is_usable_here(op: Any) -> bool:
     while here is not None and here is not there:
         here = here.outer_context
     return here is there
+
+
+def call_branches(result: Any) -> None:
+    """Makes the conditional that gave a result call its branches (TensorFlow 2.21.0).
+
+    Otherwise TensorFlow makes them part of the graph around, with a switch for each input.
+
+    Args:
+        result: of `tf.cond` in a `tf.function`.
+    """
+    op = result.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    # Without side effects in its branches there may be none left, and nothing to be done.
+    if op.type in ("If", "StatelessIf"):
+        op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
 
 
 def unknown_to_xla(graph: Any, device_type: str) -> list[str]:

@@ -2,15 +2,18 @@
 """How the update of a step is run, so that a skipped one leaves no trace and costs little.
 
 - *Branched*: a conditional around the update. Right everywhere.
-- *Fused*: the same, with unscaling and the host's update compiled by XLA into one cluster. An
+- *Called*: the same, with branches that stay functions of their own. Where they become part of the
+  step's graph, as is usual, every weight, slot and gradient passes through an operation for it.
+- *Fused*: a conditional, with unscaling and the host's update compiled by XLA into one cluster. An
   update is some ten passes over the weights when it is made of single operations, and one pass
   when it is fused.
 - *Masked*: inside XLA, where a conditional copies every weight and slot, each write of the update
   keeps the old value in a skipped step.
 
-All three give the same weights; fused and branched ones differ by rounding.
+All give the same weights; fused and other ones differ by rounding.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from npu_keras._arguments import is_whole
-from npu_keras._upstream import in_xla, keeps_order, unknown_to_xla
+from npu_keras._upstream import call_branches, in_xla, keeps_order, unknown_to_xla
 from npu_keras.channels import GradientList
 from npu_keras.masking import masked
 from npu_keras.ordering import branch
@@ -29,6 +32,9 @@ logger = logging.getLogger("npu_keras")
 
 MIN_BYTES = 2**22
 """Gradients of fewer bytes stay in the caches, where single operations are as fast."""
+
+MANY_VARIABLES = 64
+"""With more variables than that, the least size grows with their number."""
 
 _min_bytes: list[int | None] = [MIN_BYTES]
 
@@ -44,8 +50,8 @@ def set_fused_update_min_bytes(min_bytes: int | None = MIN_BYTES) -> None:
     steps that are traced from now on, in a `tf.function` (as `fit` does) and on one device.
 
     Args:
-        min_bytes: size of the dense gradients of one step in bytes; None to fuse nothing. By
-            default 4 MiB.
+        min_bytes: size of the dense gradients of one step in bytes, where there are at most 64 of
+            them; of n gradients, n / 64 times as much. None to fuse nothing. By default 4 MiB.
 
     Raises:
         ValueError: for anything but a whole number from 0 on, or None.
@@ -103,6 +109,20 @@ class Branched:
 
 
 BRANCHED = Branched()
+
+
+class Called(Branched):
+    """A conditional that calls its branches, which run on one device as a whole."""
+
+    def either(
+        self, finite: tf.Tensor, apply: Callable[[], Any], skip: Callable[[], Any]
+    ) -> tf.Operation | None:
+        """Makes the effects of `apply` happen in a finite step, those of `skip` otherwise."""
+        call_branches(tf.cond(finite, branch(apply, True), branch(skip, False)))
+        return None
+
+
+CALLED = Called()
 
 
 class Fused(Branched):
@@ -193,17 +213,40 @@ def execution_of(compilation: Compilation, gradients: Sequence[Gradient]) -> Exe
     if obstacle is None:
         return Fused(tf.DeviceSpec.from_string(devices.pop()).device_type or "CPU")
     logger.debug("The update is not fused: %s", obstacle)
-    return BRANCHED
+    # Called branches keep all they are given to the end, which matters for large gradients.
+    size, times = _dense_bytes(gradients)
+    small = compilation.obstacle is None and size < MIN_BYTES * times
+    return CALLED if small and len(devices) == 1 and _has_only_cpus() else BRANCHED
+
+
+@functools.cache
+def _has_only_cpus() -> bool:
+    return {device.device_type for device in tf.config.list_logical_devices()} == {"CPU"}
+
+
+def _dense_bytes(gradients: Sequence[Gradient]) -> tuple[int, float]:
+    """The size of dense gradients, and how many times the least size they would have to be of.
+
+    A cluster takes time to compile for each variable, so that many small ones are not worth it.
+    """
+    dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+    size = sum((g.shape.num_elements() or 0) * g.dtype.size for g in dense)
+    return size, max(1.0, len(dense) / MANY_VARIABLES)
 
 
 def _obstacle(
     compilation: Compilation, gradients: Sequence[Gradient], devices: set[str]
 ) -> str | None:
     dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
-    size = sum((g.shape.num_elements() or 0) * g.dtype.size for g in dense)
+    size, times = _dense_bytes(gradients)
     (least,) = _min_bytes
-    if least is None or size < least:
-        return f"{size} bytes of dense gradients, and it is done from {least} on"
+    if least is None:
+        return "it has been turned off"
+    if size < least * times:
+        return (
+            f"{size} bytes in {len(dense)} dense gradients, and it is done from "
+            f"{round(least * times)} on"
+        )
     if len(dense) < len(gradients) and not compilation.by_parts:
         return "some gradients are sparse, and the update takes all at once"
     if len(devices) > 1:

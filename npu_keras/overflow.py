@@ -10,9 +10,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from npu_keras._upstream import keeps_order
+from npu_keras.bundles import Bundle, bundled
 from npu_keras.ordering import in_order
 from npu_keras.products import INF_NAN, SATURATION, resolve_mode
 from npu_keras.sparse import Gradient
@@ -88,9 +90,10 @@ class OverflowCheck(NamedTuple):
 
     def _look(self, gradients: Sequence[Gradient], divided_by: int | None) -> "Finding":
         """Counts inf and NaN, and saturated values where it is known what they were divided by."""
-        exact = functools.partial(self._count, gradients, divided_by)
+        bundles = bundled(gradients)
+        exact = functools.partial(self._count, bundles, divided_by)
         none = functools.partial(tf.zeros, (2, len(gradients)), tf.int64)
-        suspicious = self._is_suspicious(gradients, divided_by)
+        suspicious = self._is_suspicious([bundle.gradient for bundle in bundles], divided_by)
         infs, nans = tf.unstack(tf.cond(suspicious, exact, none))
         return Finding(tf.reduce_any(infs + nans > 0), infs, nans)
 
@@ -117,16 +120,18 @@ class OverflowCheck(NamedTuple):
         with tf.control_dependencies(cleared):
             return tf.identity(overflowed)
 
-    def _count(self, gradients: Sequence[Gradient], divided_by: int | None) -> tf.Tensor:
-        counts = [self._count_one(gradient, divided_by) for gradient in gradients]
-        return tf.transpose(tf.stack(counts))
+    def _count(self, bundles: Sequence[Bundle], divided_by: int | None) -> tf.Tensor:
+        counts = tf.concat([self._count_bundle(bundle, divided_by) for bundle in bundles], axis=1)
+        entries = [index for bundle in bundles for index in bundle.indices]
+        return tf.gather(counts, np.argsort(entries), axis=1)
 
-    def _count_one(self, gradient: Gradient, divided_by: int | None) -> tf.Tensor:
-        values = _components(_summed_duplicates(gradient))
+    def _count_bundle(self, bundle: Bundle, divided_by: int | None) -> tf.Tensor:
+        rows = len(bundle.indices)
+        values = _components(_summed_duplicates(bundle.gradient), axis=1 if rows > 1 else 0)
         if not values.dtype.is_floating:
-            return tf.zeros((2,), tf.int64)
+            return tf.zeros((2, rows), tf.int64)
         count = _counter(values.dtype) if keeps_order() else _limited_and_nan
-        return count(values, self._limit(values.dtype, divided_by))
+        return count(tf.reshape(values, [rows, -1]), self._limit(values.dtype, divided_by))
 
     def _limit(self, dtype: tf.DType, divided_by: int | None) -> tf.Tensor:
         if divided_by is None:
@@ -188,13 +193,13 @@ def no_finding(gradient_count: int) -> Finding:
 
 def _limited_and_nan(values: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     limited, nan = tf.abs(values) >= limit, tf.math.is_nan(values)
-    return tf.stack([tf.math.count_nonzero(limited), tf.math.count_nonzero(nan)])
+    return tf.stack([tf.math.count_nonzero(mask, axis=1) for mask in (limited, nan)])
 
 
 @functools.cache
 def _counter(dtype: tf.DType) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Counts by a function of TensorFlow, traced once and not again for each gradient."""
-    signature = [tf.TensorSpec(None, dtype), tf.TensorSpec((), dtype)]
+    signature = [tf.TensorSpec((None, None), dtype), tf.TensorSpec((), dtype)]
     return tf.function(_limited_and_nan, input_signature=signature, autograph=False)
 
 
@@ -222,11 +227,11 @@ def _values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _components(values: tf.Tensor) -> tf.Tensor:
-    """Complex numbers as their two real parts; others as they are."""
+def _components(values: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    """Complex numbers as their two real parts, along a new axis; others as they are."""
     if not values.dtype.is_complex:
         return values
-    return tf.stack([tf.math.real(values), tf.math.imag(values)])
+    return tf.stack([tf.math.real(values), tf.math.imag(values)], axis)
 
 
 def _summed_duplicates(gradient: Gradient) -> tf.Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_keras._upstream import in_xla
+from npu_keras.bundles import mapped
 from npu_keras.channels import GradientList
-from npu_keras.sparse import Gradient, map_values
+from npu_keras.sparse import Gradient
 
 NARROW = (tf.float16, tf.bfloat16)
 
@@ -31,11 +32,11 @@ def scale_loss(loss: Any, loss_scale: Any) -> tf.Tensor:
     return loss * tf.cast(loss_scale, loss.dtype)
 
 
-def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
-    """Divides a gradient by the loss scale, in float32 at least.
+def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """Divides gradients by the loss scale, in float32 at least.
 
     Args:
-        gradient: tensor or IndexedSlices of any shape; IndexedSlices stay sparse.
+        gradients: tensors or IndexedSlices of any shape; IndexedSlices stay sparse.
         loss_scale: float32 scalar.
     """
 
@@ -45,7 +46,7 @@ def unscale(gradient: Gradient, loss_scale: tf.Tensor) -> Gradient:
         scale = tf.cast(loss_scale, values.dtype)
         return _multiplied(values, scale) if in_xla() else values / scale
 
-    return map_values(divided, gradient)
+    return mapped(divided, gradients)
 
 
 def _multiplied(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
@@ -69,8 +70,9 @@ def unscaled(
         scale: float32 scalar.
         takes_raw: whether the variable at a position is left alone.
     """
-    pairs = zip(gradients.gradients, gradients.positions, strict=True)
-    values = [g if takes_raw(p) else unscale(g, scale) for g, p in pairs]
+    pairs = list(zip(gradients.gradients, gradients.positions, strict=True))
+    divided = iter(unscale([g for g, p in pairs if not takes_raw(p)], scale))
+    values = [g if takes_raw(p) else next(divided) for g, p in pairs]
     return GradientList(values, gradients.positions)
 
 

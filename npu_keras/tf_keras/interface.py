@@ -78,7 +78,8 @@ class LossScaleInterface(StepMixin):
         if present and scaling.manager.enable_overflow_check:
             scaling.note_finding(self._check().inspect(present))
         scale = tf.convert_to_tensor(scaling.state.loss_scale)
-        return [None if gradient is None else unscale(gradient, scale) for gradient in grads]
+        divided = iter(unscale(present, scale))
+        return [None if gradient is None else next(divided) for gradient in grads]
 
     def compute_gradients(
         self, loss: Any, var_list: Any, tape: Any = None, grad_loss: Any = None

@@ -138,8 +138,8 @@ def traced(optimizer, gradients, variables):
 @pytest.mark.parametrize(
     ("min_bytes", "settings", "reason"),
     [
-        (None, {}, "60 bytes of dense gradients, and it is done from None on"),
-        (61, {}, "60 bytes of dense gradients, and it is done from 61 on"),
+        (None, {}, "it has been turned off"),
+        (61, {}, "60 bytes in 2 dense gradients, and it is done from 61 on"),
         (0, {"gradient_accumulation_steps": 2}, "gradients are accumulated"),
         (0, {"use_ema": True, "ema_overwrite_frequency": 2}, "overwritten with their averages"),
         (60, {}, None),
@@ -154,6 +154,56 @@ def test_a_debug_line_says_why_an_update_is_not_fused(min_bytes, settings, reaso
     said = [m for m in caplog.messages if m.startswith("The update is not fused: ")]
     assert len(said) == (reason is not None)
     assert all(reason in message for message in said)
+
+
+def test_more_variables_than_64_must_be_larger_in_sum(caplog):
+    """A cluster takes time to compile for each variable."""
+    caplog.set_level(logging.DEBUG, "npu_keras")
+    variables = [keras.Variable(np.ones(2, "float32")) for _ in range(96)]
+    for min_bytes, fused in ((512, True), (513, False)):  # 96 * 8 = 768 = 96 / 64 * 512
+        caplog.clear()
+        npu_keras.set_fused_update_min_bytes(min_bytes)
+        optimizer = scaled(keras.optimizers.SGD, learning_rate=0.1)
+        traced(optimizer, [tf.ones(2)] * 96, variables)
+        assert (not caplog.messages) is fused, caplog.messages
+        assert all("in 96 dense gradients" in message for message in caplog.messages)
+
+
+def conditionals(function):
+    """The conditionals with side effects in a traced function, and whether each is taken apart."""
+    nodes = function.get_concrete_function().graph.as_graph_def().node
+    return [n.attr["_lower_using_switch_merge"].b for n in nodes if n.op == "If"]
+
+
+@pytest.mark.parametrize(
+    ("elements", "settings", "only_cpus", "lowered"),
+    [
+        (3, {}, True, False),
+        (3, {}, False, True),  # a called branch is on one device as a whole
+        (3, {"gradient_accumulation_steps": 2}, True, True),
+        (2**20, {}, True, True),  # it would keep all gradients to the end
+    ],
+)
+def test_branches_of_small_updates_are_called(elements, settings, only_cpus, lowered, monkeypatch):
+    npu_keras.set_fused_update_min_bytes(None)
+    monkeypatch.setattr(npu_keras.execution, "_has_only_cpus", lambda: only_cpus)
+    variable = keras.Variable(np.zeros(elements, "float32"))
+    optimizer = scaled(keras.optimizers.SGD, learning_rate=0.1, **settings)
+    optimizer.build([variable])
+    optimizer.scale_loss(0.0)
+    step = tf.function(lambda: optimizer.apply([tf.ones(elements)], [variable]))
+    assert conditionals(step).count(False) == (not lowered)
+
+
+@pytest.mark.parametrize("name", ["AdamW, EMA", "Nadam"])
+def test_called_branches_give_the_weights_of_others_bit_for_bit(name, monkeypatch):
+    npu_keras.set_fused_update_min_bytes(None)
+    base, settings = KERAS_3[name]
+    called = trained(scaled(base, learning_rate=0.1, **settings))
+    monkeypatch.setattr(npu_keras.execution, "_has_only_cpus", lambda: False)
+    lowered = trained(scaled(base, learning_rate=0.1, **settings))
+    for own, right in zip(called, lowered, strict=True):
+        np.testing.assert_array_equal(own, right)
 
 
 def clusters(function):
@@ -185,7 +235,7 @@ def test_a_compiled_division_by_the_scale_is_the_division(scale):
     unscale = tf.function(npu_keras.unscaling.unscale, jit_compile=True)
     gradients = tf.constant([1.0, -3.5, 2.0**-140, -(2.0**127), 1.1], tf.float32)
     exact = gradients.numpy().astype("float64") / scale
-    own = unscale(gradients, tf.constant(scale))
+    (own,) = unscale([gradients], tf.constant(scale))
     np.testing.assert_allclose(own, exact, rtol=2e-7, atol=float(np.finfo("float32").tiny))
 
 

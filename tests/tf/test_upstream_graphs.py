@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.util import deprecation
 
 from npu_keras._upstream import (
+    call_branches,
     control_flow_context,
     is_usable_here,
     keeps_order,
@@ -69,6 +70,31 @@ def test_what_can_be_used_where(version):
             assert not is_usable_here(outside)
     finally:
         (v1.enable_control_flow_v2 if switched else v1.disable_control_flow_v2)()
+
+
+def test_a_conditional_that_calls_its_branches():
+    """Its inputs pass through no switches once TensorFlow has prepared the graph to be run."""
+    variable = tf.Variable(0.0)
+
+    def step(called):
+        def add():
+            variable.assign_add(1.0)
+            return tf.constant(True)
+
+        result = tf.cond(tf.constant(True), add, lambda: tf.constant(False))
+        if called:
+            call_branches(result)
+        return result
+
+    for called in (True, False):
+        function = tf.function(lambda c=called: step(c), autograph=False)
+        concrete = function.get_concrete_function()
+        (node,) = [n for n in concrete.graph.as_graph_def().node if n.op == "If"]
+        assert node.attr["_lower_using_switch_merge"].b is not called
+        assert bool(concrete())
+    assert float(variable) == 2.0
+    without = tf.function(lambda: call_branches(tf.constant(True)), autograph=False)
+    without.get_concrete_function()
 
 
 def test_deprecations_that_are_not_logged(caplog, monkeypatch):
