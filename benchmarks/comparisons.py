@@ -11,8 +11,11 @@ ALL = {
     "many_variables": one_process.many_variables,
     "transformer": one_process.transformer,
     "growth": one_process.growth,
+    "more_variables": one_process.more_variables,
     "logging": one_process.logging,
     "distributed_fit": two_processes.distributed_fit,
     "all_reduce": two_processes.all_reduce,
+    "communication": two_processes.communication,
     "sharding": two_processes.sharding,
+    "more_ranks": two_processes.more_ranks,
 }

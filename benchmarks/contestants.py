@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from benchmarks.workers.protocol import PORT
+from benchmarks.workers.protocol import SOCKET
 
 WORKERS = Path(__file__).parent / "workers"
 PATIENCE_S = 180.0
@@ -91,9 +91,10 @@ def contestant(
             have to be stopped meanwhile; each command is then one rank.
     """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "socket")
+        listener = stack.enter_context(socket.create_server(path, family=socket.AF_UNIX))
         listener.settimeout(1.0)
-        common = {**os.environ, PORT: str(listener.getsockname()[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        common = {**os.environ, SOCKET: path, "TF_CPP_MIN_LOG_LEVEL": "3"}
         printed = stack.enter_context(_shown_on_failure())
         processes = []
         for command, own in zip(commands, environments, strict=True):

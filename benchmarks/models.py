@@ -22,6 +22,13 @@ def perceptron() -> keras.Model:
     return keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(CLASSES)])
 
 
+def eight_layers() -> keras.Model:
+    """Returns a model of eight variables of 4 MB."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(1024, "relu", use_bias=False) for _ in range(8)]
+    return keras.Sequential([keras.Input((1024,)), *layers])
+
+
 def deep(layers: int = 200) -> keras.Model:
     """Returns a model of many small variables, two for each layer of 32 units."""
     keras.utils.set_random_seed(0)

@@ -109,26 +109,45 @@ def loss_scaling_xla(quick: bool) -> Iterator[Row]:
 
 def many_variables(quick: bool) -> Iterator[Row]:
     """Many small variables: the time that is added, and the time until the first step is done."""
+    layers = 40 if quick else 200
+    name = f"{2 * layers} small variables, Adam"
+    ways, first = first_steps(layers, {PLAIN, OURS, KERAS})
+    row = in_turns(name, several(ways, 3), turns=10 if quick else 20)
+    yield row
+    yield from row.added(PLAIN, KERAS, {OURS: 0.25})
+    yield Row(f"{name}: first step", first, {OURS: 1.15})
+
+
+def more_variables(quick: bool) -> Iterator[Row]:
+    """The step and the first step of a model of more variables than people make by hand."""
+    layers = 50 if quick else 500
+    name = f"growth: {2 * layers} small variables, Adam"
+    ways, first = first_steps(layers, {PLAIN, OURS})
+    yield in_turns(name, several(ways, 3), turns=5)
+    yield Row(f"{name}: first step", first, {OURS: 1.15})
+
+
+def first_steps(layers: int, wanted: set[str]) -> tuple[dict[str, Callable[[], None]], list[Timed]]:
+    """Takes the first step of a deep model in some ways.
+
+    Returns:
+        Functions of a further step, and how long the first one took.
+    """
     import functools
 
     from keras import optimizers
 
     from benchmarks import models
 
-    layers = 40 if quick else 200
-    name = f"{2 * layers} small variables, Adam"
     wrappers = {PLAIN: lambda own: own, OURS: models.scaled, KERAS: models.wrapped}
     ways, first = {}, []
-    for way, wrap in wrappers.items():
+    for way in (name for name in wrappers if name in wanted):
         make = functools.partial(models.deep, layers)
-        ways[way] = models.stepper(wrap(optimizers.Adam(1e-4)), make)
+        ways[way] = models.stepper(wrappers[way](optimizers.Adam(1e-4)), make)
         begin = time.perf_counter()
         ways[way]()
         first.append(Timed(way, [time.perf_counter() - begin]))
-    row = in_turns(name, several(ways, 3), turns=10 if quick else 20)
-    yield row
-    yield from row.added(PLAIN, KERAS, {OURS: 0.25})
-    yield Row(f"{name}: first step", first, {OURS: 1.15})
+    return ways, first
 
 
 def transformer(quick: bool) -> Iterator[Row]:

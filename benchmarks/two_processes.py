@@ -6,12 +6,18 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from benchmarks import horovod_environment
 from benchmarks.contestants import WORKERS, Absent, Contestant, contestant
 from benchmarks.harness import Row, in_turns
 from benchmarks.rendezvous import rendezvous
+from npu_keras import tf_config
 from npu_keras.launch_plan import free_addresses
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hosts"))
+import two_hosts  # noqa: E402
+from two_hosts import Host  # noqa: E402
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 Started = contextlib.AbstractContextManager[Contestant]
@@ -74,6 +80,16 @@ def horovod_ranks(ranks: int, ways: Sequence[str]) -> Iterator[Contestant]:
         # Its threads wake up a thousand times a second, which took 16 % of a core for each rank.
         with contestant([command] * ranks, own, ranks, busy=True) as started:
             yield started
+
+
+def ranks_on(hosts: Sequence[Host], ways: Sequence[str]) -> Started:
+    """Starts a rank of npu_keras on each host, which find each other by `TF_CONFIG`."""
+    addresses = [host.address for host in hosts]
+    command = [sys.executable, str(WORKERS / "npu_keras_ranks.py"), *ways]
+    own = [
+        {**ONE_THREAD, "TF_CONFIG": tf_config.render(addresses, rank)} for rank in range(len(hosts))
+    ]
+    return contestant([[*host.command, *command] for host in hosts], own, len(hosts))
 
 
 def apart(way: str) -> Started:
@@ -148,6 +164,38 @@ def all_reduce(quick: bool) -> Iterator[Row]:
     yield row._replace(absent=absent)
     yield from row.against("Horovod", {"mpi": 0.6})
     yield from row.against("MWMS", {"collective": 1.0})
+
+
+def communication(quick: bool) -> Iterator[Row]:
+    """The tail and the wire dtype, over a cable of 1 Gbit/s and within the machine."""
+    steps, turns = (2, 3) if quick else (3, 6)
+    name = "8 variables of 4 MB, Adam, collective"
+    with free_addresses(2) as addresses:
+        here = [Host((), address) for address in addresses]
+    with ranks_on(here, ["no_tail", "tail"]) as one:
+        ways = {"no tail": one.way("no_tail", steps), "tail": one.way("tail", steps)}
+        yield in_turns(f"{name}, loopback", ways, turns=turns, reported=True, target={"tail": 1.02})
+    far = f"{name}, two hosts with {two_hosts.RATE}/s"
+    obstacle = two_hosts.obstacle()
+    if obstacle is not None:
+        yield Row(far, [], {}, absent=[obstacle])
+        return
+    with two_hosts.connected() as link, ranks_on(link.hosts, ["no_tail", "tail", "bf16"]) as two:
+        names = {"no tail": "no_tail", "tail": "tail", "bf16 on the wire": "bf16"}
+        ways = {name: two.way(way, steps) for name, way in names.items()}
+        targets: dict[str, float | None] = {"tail": 0.88, "bf16 on the wire": 0.65}
+        yield in_turns(far, ways, turns=turns, reported=True, target=targets)
+
+
+def more_ranks(quick: bool) -> Iterator[Row]:
+    """A step of `fit` by the number of ranks, each with a batch of its own, on the same cores."""
+    steps, turns = (2, 3) if quick else (3, 5)
+    with contextlib.ExitStack() as stack:
+        ways = {}
+        for ranks in (1, 2, 4):
+            started = stack.enter_context(npu_keras_ranks("mpi", ranks, ["fit"]))
+            ways[f"{ranks} ranks, mpi"] = started.way("fit", steps)
+        yield in_turns("growth: 9.5 M parameters, SGD", ways, turns=turns, reported=True)
 
 
 def sharding(quick: bool) -> Iterator[Row]:

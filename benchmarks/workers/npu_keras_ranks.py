@@ -43,6 +43,17 @@ def scaled(mode):
     )
 
 
+def communicating(tail=False, compression=None):
+    """A step of Adam on eight layers of 4 MB each, with a loss scale."""
+    manager = npu_keras.ExponentialUpdateLossScaleManager(2.0**10, 2000)
+    aggregation = npu_keras.GradientAggregation(compression=compression, split=4 * 2**20)
+    optimizer = npu_keras.NPUOptimizer(
+        keras.optimizers.Adam(1e-4), manager, True, True, tail, aggregation=aggregation
+    )
+    function = models.stepper(optimizer, models.eight_layers)
+    return lambda steps: [function() for _ in range(steps)]
+
+
 def reduction(count, elements):
     """A function of a number of steps that reduces some tensors from a `tf.function`."""
     tensors = [tf.random.normal([elements]) for _ in range(count)]
@@ -91,6 +102,9 @@ def main():
         "saturation": lambda: fit(scaled("saturation")),
         "adam": lambda: fit(distributed(keras.optimizers.Adam(1e-4))),
         "sharded": lambda: fit(distributed(keras.optimizers.Adam(1e-4), True)),
+        "no_tail": communicating,
+        "tail": lambda: communicating(tail=True),
+        "bf16": lambda: communicating(compression="bf16"),
         "slots": lambda: slot_bytes(distributed(keras.optimizers.Adam())),
         "shard": lambda: slot_bytes(distributed(keras.optimizers.Adam(), True)),
         "reduce_20": lambda: reduction(20, 473_000),
