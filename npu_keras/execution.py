@@ -2,15 +2,17 @@
 """How the update of a step is run, so that a skipped one leaves no trace and costs little.
 
 - *Branched*: a conditional around the update. Right everywhere.
-- *Called*: the same, with branches that stay functions of their own. Where they become part of the
-  step's graph, as is usual, every weight, slot and gradient passes through an operation for it.
+- *Called*: the same for many small variables, with branches that stay functions of their own. Where
+  they become part of the step's graph, as is usual, every weight, slot and gradient passes through
+  an operation for it.
 - *Fused*: a conditional, with unscaling and the host's update compiled by XLA into one cluster. An
   update is some ten passes over the weights when it is made of single operations, and one pass
   when it is fused.
 - *Masked*: inside XLA, where a conditional copies every weight and slot, each write of the update
   keeps the old value in a skipped step.
 
-All give the same weights; fused and other ones differ by rounding.
+All give the same weights; fused, called and other ones differ by rounding, for TensorFlow rewrites
+operations of a step's graph (a division by a root, for one) and not those of called functions.
 """
 
 import functools
@@ -215,7 +217,7 @@ def execution_of(compilation: Compilation, gradients: Sequence[Gradient]) -> Exe
     logger.debug("The update is not fused: %s", obstacle)
     # Called branches keep all they are given to the end, which matters for large gradients.
     size, times = _dense_bytes(gradients)
-    small = compilation.obstacle is None and size < MIN_BYTES * times
+    small = compilation.obstacle is None and times > 1 and size < MIN_BYTES * times
     return CALLED if small and len(devices) == 1 and _has_only_cpus() else BRANCHED
 
 
