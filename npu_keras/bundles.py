@@ -74,7 +74,7 @@ def _kind(gradient: Gradient) -> Hashable:
         return None
     size = gradient.shape.num_elements() * gradient.dtype.size
     small = size <= MOST_BYTES
-    return (tuple(gradient.shape), gradient.dtype, gradient.device) if small else None
+    return (tuple(gradient.shape.as_list()), gradient.dtype, gradient.device) if small else None
 
 
 def _bundle(gradients: Sequence[Gradient], indices: list[int]) -> Bundle:
