@@ -4,6 +4,7 @@
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,10 +23,13 @@ def main() -> int:
     options = parser.parse_args()
     on = table.machine()
     rows: list[Row] = []
+    begin = time.monotonic()
     for name in options.only:
+        print(f"{name}, after {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
         for row in ALL[name](options.quick):
             print(*table.row_lines(row), sep="\n", file=sys.stderr)
             rows.append(row)
+    on["minutes"] = round((time.monotonic() - begin) / 60, 1)
     options.folder.mkdir(parents=True, exist_ok=True)
     (options.folder / "results.json").write_text(table.as_json(rows, on) + "\n")
     (options.folder / "table.md").write_text(table.markdown(rows, on) + "\n")

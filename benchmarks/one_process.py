@@ -50,20 +50,21 @@ def overflow_check(quick: bool) -> Iterator[Row]:
             yield from row.against("one reduce_sum", {"ours": 1.15})
 
 
-def ways_of(optimizer: Callable[[], Any], **settings: Any) -> dict[str, Callable[[], None]]:
+def ways_of(
+    optimizer: Callable[[], Any], *, against_keras: bool = True, **settings: Any
+) -> dict[str, Callable[[], None]]:
     """Returns a step of an optimizer by itself, in ours and in Keras' wrapper.
 
     Args:
         optimizer: makes the optimizer.
+        against_keras: whether Keras' wrapper takes part.
         settings: of `models.stepper`.
     """
     from benchmarks import models
 
-    return {
-        PLAIN: models.stepper(optimizer(), **settings),
-        OURS: models.stepper(models.scaled(optimizer()), **settings),
-        KERAS: models.stepper(models.wrapped(optimizer()), **settings),
-    }
+    wrappers = {PLAIN: lambda own: own, OURS: models.scaled, KERAS: models.wrapped}
+    names = list(wrappers) if against_keras else [PLAIN, OURS]
+    return {name: models.stepper(wrappers[name](optimizer()), **settings) for name in names}
 
 
 def several(ways: dict[str, Callable[[], None]], steps: int) -> dict[str, Callable[[], None]]:
@@ -87,10 +88,11 @@ def loss_scaling(quick: bool) -> Iterator[Row]:
     }
     for name in ("Adam",) if quick else makers:
         make, target = makers[name]
+        ways = ways_of(make, against_keras=name == "Adam")
         yield in_turns(
             f"step of 9.5 M parameters, {name}",
-            several(ways_of(make), 3),
-            turns=8 if quick else 15,
+            several(ways, 3),
+            turns=6 if quick else 12,
             target={OURS: target},
         )
 
@@ -101,7 +103,7 @@ def loss_scaling_xla(quick: bool) -> Iterator[Row]:
 
     ways = several(ways_of(lambda: optimizers.Adam(1e-4), jit_compile=True), 3)
     row = in_turns(
-        "step of 9.5 M parameters, Adam, XLA", ways, turns=8 if quick else 15, target={OURS: 1.4}
+        "step of 9.5 M parameters, Adam, XLA", ways, turns=6 if quick else 10, target={OURS: 1.4}
     )
     yield row
     yield from row.against(KERAS, {OURS: 0.65})
@@ -112,7 +114,7 @@ def many_variables(quick: bool) -> Iterator[Row]:
     layers = 40 if quick else 200
     name = f"{2 * layers} small variables, Adam"
     ways, first = first_steps(layers, {PLAIN, OURS, KERAS})
-    row = in_turns(name, several(ways, 3), turns=10 if quick else 20)
+    row = in_turns(name, several(ways, 3), turns=10 if quick else 15)
     yield row
     yield from row.added(PLAIN, KERAS, {OURS: 0.25})
     yield Row(f"{name}: first step", first, {OURS: 1.15})
@@ -162,7 +164,7 @@ def transformer(quick: bool) -> Iterator[Row]:
             several(
                 ways_of(lambda: optimizers.Adam(1e-4), make=models.transformer, jit_compile=xla), 2
             ),
-            turns=5 if quick else 8,
+            turns=4 if quick else 6,
             target={OURS: 1.4 if xla else 1.0},
         )
 
@@ -186,7 +188,7 @@ def growth(quick: bool) -> Iterator[Row]:
             PLAIN: models.stepper(keras.optimizers.Adam(1e-4), make),
             OURS: models.stepper(models.scaled(keras.optimizers.Adam(1e-4)), make),
         }
-        yield in_turns(f"growth: {size} parameters, Adam", ways, turns=6 if quick else 8)
+        yield in_turns(f"growth: {size} parameters, Adam", ways, turns=4)
 
 
 def logging(quick: bool) -> Iterator[Row]:
@@ -212,7 +214,7 @@ def logging(quick: bool) -> Iterator[Row]:
             yield in_turns(
                 f"fit of {steps} steps, 9.5 M parameters, SGD, {at_once} at once",
                 {"without logger": fit, "LossScaleLogger": logged},
-                turns=4 if quick else 6,
+                turns=4,
                 target={"LossScaleLogger": 1.01},
             )
 
@@ -226,5 +228,5 @@ def importing(quick: bool) -> Iterator[Row]:
     yield in_turns(
         "a process that imports",
         {"keras": run("import keras"), "npu_keras": run("import keras, npu_keras")},
-        turns=2 if quick else 3,
+        turns=2,
     )

@@ -100,7 +100,7 @@ def apart(way: str) -> Started:
 
 def distributed_fit(quick: bool) -> Iterator[Row]:
     """A step of `fit` of the perceptron in two processes, for every way there is."""
-    steps, turns = (2, 4) if quick else (4, 6)
+    steps, turns = (2, 3) if quick else (3, 6)
     with contextlib.ExitStack() as stack:
         ways: dict[str, Callable[[], object]] = {}
         absent: list[str] = []
@@ -141,7 +141,7 @@ def distributed_fit(quick: bool) -> Iterator[Row]:
 
 def all_reduce(quick: bool) -> Iterator[Row]:
     """Aggregation alone, from a `tf.function`."""
-    steps, turns = (2, 4) if quick else (5, 10)
+    steps, turns = (2, 4) if quick else (4, 8)
     few, many = {}, {}
     absent: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -168,7 +168,7 @@ def all_reduce(quick: bool) -> Iterator[Row]:
 
 def communication(quick: bool) -> Iterator[Row]:
     """The tail and the wire dtype, over a cable of 1 Gbit/s and within the machine."""
-    steps, turns = (2, 3) if quick else (3, 6)
+    steps, turns = (2, 3) if quick else (2, 5)
     name = "8 variables of 4 MB, Adam, collective"
     with free_addresses(2) as addresses:
         here = [Host((), address) for address in addresses]
@@ -189,7 +189,7 @@ def communication(quick: bool) -> Iterator[Row]:
 
 def more_ranks(quick: bool) -> Iterator[Row]:
     """A step of `fit` by the number of ranks, each with a batch of its own, on the same cores."""
-    steps, turns = (2, 3) if quick else (3, 5)
+    steps, turns = (2, 3) if quick else (2, 4)
     with contextlib.ExitStack() as stack:
         ways = {}
         for ranks in (1, 2, 4):
@@ -200,7 +200,7 @@ def more_ranks(quick: bool) -> Iterator[Row]:
 
 def sharding(quick: bool) -> Iterator[Row]:
     """The step of Adam with its slots divided among ranks, against whole ones."""
-    steps, turns = (2, 3) if quick else (4, 5)
+    steps, turns = (2, 3) if quick else (2, 5)
     for ranks, most in ((2, 0.55),) if quick else ((2, 0.55), (4, 0.3)):
         with npu_keras_ranks("mpi", ranks, ["adam", "sharded", "slots", "shard"]) as one:
             name = f"weight-update sharding, Adam, {ranks} ranks"

@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from npu_keras import distribute
 from npu_keras.ascend.hardware import check_group
+from npu_keras.engines.base import check_root
 from npu_keras.engines.lane_order import separate
+from npu_keras.inputs import as_tensor
 from npu_keras.startup import EAGER_LANE, take_lanes
 
 WORLD_GROUP = "hccl_world_group"
@@ -60,7 +62,7 @@ def all_reduce(
             f"`reduction` must be one of {REDUCTIONS}. Received: reduction={reduction!r}"
         )
     if isinstance(values, list | tuple):
-        return type(values)(None if v is None else _reduced(v, reduction) for v in values)
+        return type(values)(_reduced(v, reduction) for v in values)
     return _reduced(values, reduction)
 
 
@@ -108,7 +110,7 @@ def allreduce(
     def reduced(value: tf.Tensor) -> Any:
         return all_reduce(value, reduction, fusion, fusion_id, group), lambda g: _reduced(g, "sum")
 
-    return reduced(tf.convert_to_tensor(tensor))
+    return reduced(as_tensor("`tensor`", tensor, "a tensor of numbers"))
 
 
 def allgather(
@@ -130,7 +132,7 @@ def allgather(
     check_fusion(fusion, fusion_id)
     check_group(group)
     _check_rank_size(rank_size)
-    return _gathered(tf.convert_to_tensor(tensor))
+    return _gathered(_rows(tensor))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -152,7 +154,13 @@ def broadcast_tensors(
     """
     check_fusion(fusion, fusion_id, (0, 2))
     check_group(group)
-    values, engine, lane = [tf.convert_to_tensor(v) for v in tensor], distribute.engine(), _lane()
+    if not isinstance(tensor, list | tuple):
+        raise TypeError(
+            "`tensor` must be a list of tensors or variables, for example `[weights]`. "
+            f"Received: tensor={tensor!r}"
+        )
+    values = [as_tensor("Each of `tensor`", v, "a tensor or a variable") for v in tensor]
+    engine, lane = distribute.engine(), _lane()
     with separate(f"hccl {lane} "):
         return list(engine.broadcast(values, root_rank=root_rank, lane=lane, label="broadcast"))
 
@@ -166,6 +174,7 @@ def reduce_to_root(
     group: str = WORLD_GROUP,
 ) -> tf.Tensor:
     """Reduces a tensor for one rank; the others get the result as well. `hccl_ops.reduce`."""
+    check_root(root_rank, distribute.size())
     return allreduce(tensor, reduction, fusion, fusion_id, group)
 
 
@@ -181,10 +190,27 @@ def reduce_scatter(
         group: only `"hccl_world_group"`.
     """
     _check_rank_size(rank_size)
-    return tf.split(allreduce(tensor, reduction, group=group), rank_size)[distribute.rank()]
+    rows = _rows(tensor)
+    if rows.shape[0] is not None and rows.shape[0] % rank_size:
+        raise ValueError(
+            f"The first axis of `tensor` must be divisible by the number of ranks, {rank_size}. "
+            f"Received: a tensor of shape {rows.shape}"
+        )
+    return tf.split(allreduce(rows, reduction, group=group), rank_size)[distribute.rank()]
+
+
+def _rows(tensor: Any) -> tf.Tensor:
+    rows = as_tensor("`tensor`", tensor, "a tensor of one axis at least")
+    if rows.shape.rank == 0:
+        raise ValueError(
+            f"`tensor` must have one axis at least, of rows. Received: the scalar {tensor!r}"
+        )
+    return rows
 
 
 def _reduced(value: Any, reduction: str) -> Any:
+    if value is None:
+        return None
     if isinstance(value, tf.IndexedSlices):
         return _gathered_rows(value, reduction)
     with separate(f"hccl {take_lanes(distribute.engine(), 0)} "):

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_keras.inputs import as_tensor
+
 
 def gelu(x: Any) -> tf.Tensor:
     """Returns x times the normal distribution function at x, by its tanh approximation.
@@ -12,7 +14,7 @@ def gelu(x: Any) -> tf.Tensor:
     Args:
         x: floating tensor of any shape.
     """
-    return tf.nn.gelu(x, approximate=True)
+    return tf.nn.gelu(_floating(x), approximate=True)
 
 
 def fast_gelu(x: Any) -> tf.Tensor:
@@ -21,7 +23,7 @@ def fast_gelu(x: Any) -> tf.Tensor:
     Args:
         x: floating tensor of any shape.
     """
-    x = tf.convert_to_tensor(x)
+    x = _floating(x)
     return x * tf.sigmoid(tf.constant(1.702, x.dtype) * x)
 
 
@@ -37,7 +39,9 @@ def dropout(
         seed: seed of the mask.
         name: name of the operation.
     """
-    return tf.nn.dropout(x, rate=1.0 - keep_prob, noise_shape=noise_shape, seed=seed, name=name)
+    return tf.nn.dropout(
+        _floating(x), rate=1.0 - keep_prob, noise_shape=noise_shape, seed=seed, name=name
+    )
 
 
 def drop_out_gen_mask(
@@ -70,9 +74,16 @@ def drop_out_do_mask(x: Any, mask: Any, keep_prob: Any, name: str | None = None)
         keep_prob: probability to keep an element.
         name: name of the operation.
     """
-    x = tf.convert_to_tensor(x)
+    x = _floating(x)
     scaled = x / tf.cast(keep_prob, x.dtype)
     return tf.where(tf.cast(mask, tf.bool), scaled, tf.zeros_like(x), name=name)
+
+
+def _floating(x: Any) -> tf.Tensor:
+    tensor = as_tensor("`x`", x, "a floating tensor")
+    if not tensor.dtype.is_floating:
+        raise TypeError(f"`x` must be a floating tensor. Received: dtype {tensor.dtype.name}")
+    return tensor
 
 
 drop_out_gen_mask_v3, drop_out_do_mask_v3 = drop_out_gen_mask, drop_out_do_mask

@@ -70,6 +70,7 @@ def saturating(model: Any) -> Iterator[StatusFlag]:
         The flag, for loops of your own.
 
     Raises:
+        TypeError: for what is no model.
         ValueError: if no layer of the model computes in float16.
 
     Example:
@@ -84,6 +85,8 @@ def saturating(model: Any) -> Iterator[StatusFlag]:
         model.fit(x, y)
     ```
     """
+    if isinstance(model, type) or not hasattr(model, "train_step"):
+        raise TypeError(f"Expected a model of Keras 3 or tf_keras. Received: {model!r}")
     layers = [layer for layer in _units(model) if layer.compute_dtype == "float16"]
     if not layers:
         raise ValueError(

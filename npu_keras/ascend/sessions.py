@@ -16,7 +16,7 @@ def npu_config_proto(config_proto: Any = None) -> Any:
     Args:
         config_proto: the one to change; by default a new one.
     """
-    config = config_pb2.ConfigProto() if config_proto is None else config_proto
+    config = _given("config_proto", config_proto, config_pb2.ConfigProto)
     config.allow_soft_placement = True
     config.log_device_placement = False
     config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
@@ -31,14 +31,14 @@ def npu_session_config_init(session_config: Any = None) -> Any:
 
 def npu_graph_options(graph_options: Any = None) -> Any:
     """Returns graph options with JIT compilation off."""
-    options = config_pb2.GraphOptions() if graph_options is None else graph_options
+    options = _given("graph_options", graph_options, config_pb2.GraphOptions)
     npu_optimizer_options(options.optimizer_options)
     return options
 
 
 def npu_optimizer_options(optimizer_options: Any = None) -> Any:
     """Returns optimizer options with JIT compilation off."""
-    options = config_pb2.OptimizerOptions() if optimizer_options is None else optimizer_options
+    options = _given("optimizer_options", optimizer_options, config_pb2.OptimizerOptions)
     options.global_jit_level = config_pb2.OptimizerOptions.OFF
     return options
 
@@ -67,12 +67,12 @@ def init_resource(config: Any = None) -> tuple[Any, Any]:
 
 def shutdown_resource(sess: Any, npu_shutdown: Any) -> None:
     """Runs the operation that `init_resource` returned."""
-    sess.run(npu_shutdown)
+    _checked(sess).run(npu_shutdown)
 
 
 def close_session(sess: Any) -> None:
     """Closes a session."""
-    sess.close()
+    _checked(sess).close()
 
 
 def set_iteration_per_loop(sess: Any, train_op: Any, iterations_per_loop: int = 1) -> Any:
@@ -95,6 +95,26 @@ def set_graph_exec_config(fetch: Any, **options: Any) -> Any:
     """Returns what is fetched as it is; the options are those of the hardware's compiler."""
     warn_once("set_graph_exec_config()")
     return fetch
+
+
+def _given(name: str, value: Any, kind: type) -> Any:
+    """Returns the message to change: the one given, or a new one."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"`{name}` must be a `tf.compat.v1.{kind.__name__}` or None. Received: {name}={value!r}"
+        )
+    return value
+
+
+def _checked(sess: Any) -> Any:
+    if isinstance(sess, type) or not (hasattr(sess, "run") and hasattr(sess, "close")):
+        raise TypeError(
+            "`sess` must be a session, such as the one that `init_resource` returns. "
+            f"Received: sess={sess!r}"
+        )
+    return sess
 
 
 def _session(config: Any) -> Any:

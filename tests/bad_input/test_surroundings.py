@@ -9,7 +9,7 @@ from rows import check, manager, row, scaled, sgd, table, variable
 
 import npu_keras
 from npu_keras import NPULossScaleOptimizer, callbacks, cli, cluster, distribute, plotting
-from npu_keras.ascend import collectives
+from npu_keras.ascend import collectives, ops, sessions
 from npu_keras.ascend.optimizers import NPUOptimizer as AscendOptimizer
 from npu_keras.ascend.saturation import saturating
 from npu_keras.ascend.tf2_optimizer import NpuLossScaleOptimizer
@@ -242,7 +242,48 @@ PRODUCTS = [
     row("float32 model", lambda: saturating(model()).__enter__(), ValueError, "float16"),
     row("around Keras 3", lambda: NpuLossScaleOptimizer(sgd()), TypeError, "tf_keras"),
     row("unknown name", lambda: npu_keras.ascend.saturate, AttributeError, "'saturate'"),
+    row("reduce None", lambda: collectives.allreduce(None, "sum"), TypeError, "`tensor` must be"),
+    row("gather a scalar", lambda: collectives.allgather(1.0, 1), ValueError, "one axis at least"),
+    row(
+        "scatter a scalar",
+        lambda: collectives.reduce_scatter(tf.constant(1.0), "sum", 1),
+        ValueError,
+        "one axis at least",
+    ),
+    row(
+        "broadcast a variable",
+        lambda: collectives.broadcast_tensors(tf.Variable([1.0]), 0),
+        TypeError,
+        "`tensor` must be a list",
+    ),
+    row(
+        "broadcast text",
+        lambda: collectives.broadcast_tensors([object()], 0),
+        TypeError,
+        "Each of `tensor`",
+    ),
+    row(
+        "root",
+        lambda: collectives.reduce_to_root(tf.ones(2), "sum", 3),
+        ValueError,
+        "root_rank to be from 0 to 0",
+    ),
+    row("no model", lambda: saturating(None).__enter__(), TypeError, "Expected a model"),
+    row("gelu of nothing", lambda: ops.gelu(None), TypeError, "`x` must be a floating tensor"),
+    row("gelu of integers", lambda: ops.fast_gelu([1, 2]), TypeError, "int32"),
+    row("dropout of text", lambda: ops.dropout("x", 0.5), TypeError, "string"),
+    row("config", lambda: sessions.npu_config_proto(5), TypeError, "`config_proto` must be"),
+    row("graph options", lambda: sessions.npu_graph_options(5), TypeError, "GraphOptions"),
+    row("no session", lambda: sessions.close_session(5), TypeError, "`sess` must be a session"),
+    row("session class", lambda: sessions.shutdown_resource(V1S, None), TypeError, "`sess`"),
 ]
+V1S = tf.compat.v1.Session
+
+
+def test_a_scatter_of_rows_that_do_not_divide(monkeypatch):
+    monkeypatch.setattr(collectives.distribute, "size", lambda: 2)
+    with pytest.raises(ValueError, match="divisible by the number of ranks, 2"):
+        collectives.reduce_scatter(tf.ones((3, 1)), "sum", 2)
 
 
 @table(PRODUCTS)
