@@ -10,21 +10,21 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import table  # noqa: E402
-from benchmarks.comparisons import ALL  # noqa: E402
+from benchmarks.comparisons import ALL, QUICK  # noqa: E402
 from benchmarks.harness import Row  # noqa: E402
 
 
 def main() -> int:
     """Measures, prints the table, and writes it beside every time that was taken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer turns, coarser figures")
-    parser.add_argument("--only", nargs="+", choices=ALL, default=list(ALL), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="fewer turns of fewer comparisons")
+    parser.add_argument("--only", nargs="+", choices=ALL, metavar="NAME")
     parser.add_argument("-o", dest="folder", type=Path, default=Path("build/benchmarks"))
     options = parser.parse_args()
     on = table.machine()
     rows: list[Row] = []
     begin = time.monotonic()
-    for name in options.only:
+    for name in options.only or (QUICK if options.quick else ALL):
         print(f"{name}, after {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
         for row in ALL[name](options.quick):
             print(*table.row_lines(row), sep="\n", file=sys.stderr)

@@ -19,3 +19,6 @@ ALL = {
     "sharding": two_processes.sharding,
     "more_ranks": two_processes.more_ranks,
 }
+
+QUICK = ("overflow_check", "loss_scaling", "loss_scaling_xla", "growth", "logging")
+"""Those of a quick run: of one process, and without the ones that compile for minutes."""

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         products.set_product(options.product)
     except ValueError as error:
         parser.error(str(error))
-    if not imports_keras(script.read_text(encoding="utf-8")):
+    if not imports_keras(script):
         _choose_legacy_keras()
     install()
     is_old = tensorflow1.is_for_tensorflow_1(script)
@@ -60,9 +60,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise
 
 
-def imports_keras(source: str) -> bool:
-    """Whether the source of a script imports `keras`, rather than `tf.keras`."""
-    for node in ast.walk(ast.parse(source)):
+def imports_keras(script: Path) -> bool:
+    """Whether a script imports `keras`, rather than `tf.keras`.
+
+    Args:
+        script: path of the script, in the encoding that its first lines say.
+    """
+    for node in ast.walk(ast.parse(script.read_bytes(), str(script))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or ""]

@@ -99,7 +99,9 @@ def _distributed(optimizer: Any, aggregation: GradientAggregation) -> Any:
     if is_keras(optimizer):
         make = same_class_for(optimizer, "NPUDistributedOptimizer")
         return make(optimizer, aggregation=aggregation)
-    return NPUDistributedOptimizer(optimizer)
+    made = NPUDistributedOptimizer(optimizer)
+    vars(made).update(_aggregation=aggregation)
+    return made
 
 
 def _aggregating(optimizer: Any, aggregation: GradientAggregation) -> Any:

@@ -126,10 +126,21 @@ def test_there_is_one_group_of_many_names():
         ("from keras.layers import Dense", True),
         ("import tensorflow as tf\nfrom tensorflow import keras", False),
         ("import keras_tuner", False),
+        ("# -*- coding: gbk -*-\nimport keras  # 训练", True),
     ],
 )
-def test_which_keras_a_script_means(script, means_keras_3):
-    assert imports_keras(script) == means_keras_3
+def test_which_keras_a_script_means(script, means_keras_3, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(script, encoding="gbk" if "gbk" in script else "utf-8")
+    assert imports_keras(path) == means_keras_3
+
+
+def test_a_script_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import keras\nif:\n")
+    with pytest.raises(SyntaxError) as caught:
+        imports_keras(path)
+    assert (caught.value.filename, caught.value.lineno) == (str(path), 2)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizers and settings under the adapter's names, away from scripts."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -154,6 +155,19 @@ def test_settings_that_the_adapters_refuse():
         npu_distributed_keras_optimizer_wrapper(tf_keras.optimizers.SGD(), "max")
     with pytest.raises(ValueError, match=r"0 \(saturation\) or 1.*mode=2"):
         set_device_sat_mode(2)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: tf.compat.v1.train.GradientDescentOptimizer(0.1),
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: tf_keras.optimizers.SGD(0.1),
+    ],
+)
+def test_a_sum_is_a_sum_for_every_kind_of_optimizer(optimizer):
+    wrapped = npu_distributed_keras_optimizer_wrapper(optimizer(), "sum")
+    assert wrapped._aggregation.reduction == "sum"
 
 
 def test_run_config_keeps_what_it_is_given():
