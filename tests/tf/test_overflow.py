@@ -242,6 +242,19 @@ class TestSaturationMode:
         assert float(variable) == 0.5
         assert bool(register.flag)
 
+    def test_an_aggregate_is_judged_by_its_values_alone(self):
+        """A register knows of operations that the other ranks did not do."""
+        register = Register()
+        register.flag.assign(True)
+        install_float_status(register)
+        saturated, large = tf.constant([65504.0, 1.0]), tf.constant([60000.0])
+        look = SATURATING.inspect_aggregate
+        assert [bool(look([value]).overflowed) for value in (saturated, large)] == [True, False]
+        assert not bool(
+            OverflowCheck("inf_nan", "float16").inspect_aggregate([saturated]).overflowed
+        )
+        assert bool(register.flag)
+
     def test_the_mode_is_kept(self):
         optimizer = sgd(mode="saturation")
         again = type(optimizer).from_config(optimizer.get_config())
