@@ -99,7 +99,7 @@ def _distributed(optimizer: Any, aggregation: GradientAggregation) -> Any:
     if is_keras(optimizer):
         make = same_class_for(optimizer, "NPUDistributedOptimizer")
         return make(optimizer, aggregation=aggregation)
-    made = NPUDistributedOptimizer(optimizer)
+    made: Any = NPUDistributedOptimizer(optimizer)
     vars(made).update(_aggregation=aggregation)
     return made
 
