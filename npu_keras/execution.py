@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from npu_keras._arguments import is_whole
-from npu_keras._upstream import call_branches, in_xla, keeps_order, unknown_to_xla
+from npu_keras._upstream import in_xla, keeps_order
+from npu_keras._upstream_compilation import call_branches, unknown_to_xla
 from npu_keras.channels import GradientList
 from npu_keras.masking import masked
 from npu_keras.ordering import branch

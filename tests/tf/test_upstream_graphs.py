@@ -8,12 +8,12 @@ import tensorflow as tf
 from tensorflow.python.util import deprecation
 
 from npu_keras._upstream import (
-    call_branches,
     control_flow_context,
     is_usable_here,
     keeps_order,
     silence_deprecations,
 )
+from npu_keras._upstream_compilation import call_branches
 
 v1 = tf.compat.v1
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_keras import _upstream
+from npu_keras._upstream_compilation import unknown_to_xla
 
 
 def variables(count=2):
@@ -110,4 +111,4 @@ def test_what_xla_cannot_compile_is_known():
         return tf.sort(x) + tf.numpy_function(np.abs, [x], tf.float32)
 
     graph = tf.function(call).get_concrete_function(tf.TensorSpec([2])).graph
-    assert _upstream.unknown_to_xla(graph, "CPU") == ["PrintV2", "PyFunc", "StringFormat"]
+    assert unknown_to_xla(graph, "CPU") == ["PrintV2", "PyFunc", "StringFormat"]
