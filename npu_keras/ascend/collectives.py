@@ -151,6 +151,10 @@ def broadcast_tensors(
         fusion: 0 or 2.
         fusion_id: a number.
         group: only `"hccl_world_group"`.
+
+    Raises:
+        TypeError: for what is no list, or no tensor in it.
+        ValueError: for another group, fusion or root.
     """
     check_fusion(fusion, fusion_id, (0, 2))
     check_group(group)
@@ -188,6 +192,9 @@ def reduce_scatter(
         reduction: `"sum"`, `"max"`, `"min"` or `"prod"`.
         rank_size: the number of ranks.
         group: only `"hccl_world_group"`.
+
+    Raises:
+        ValueError: for a scalar, for rows that cannot be divided, or another number of ranks.
     """
     _check_rank_size(rank_size)
     rows = _rows(tensor)
