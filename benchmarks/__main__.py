@@ -10,7 +10,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import table  # noqa: E402
-from benchmarks.comparisons import ALL, QUICK  # noqa: E402
+from benchmarks.comparisons import ALL, FULL, QUICK  # noqa: E402
+from benchmarks.contestants import Field, Setting  # noqa: E402
 from benchmarks.harness import Row  # noqa: E402
 
 
@@ -24,11 +25,12 @@ def main() -> int:
     on = table.machine()
     rows: list[Row] = []
     begin = time.monotonic()
-    for name in options.only or (QUICK if options.quick else ALL):
-        print(f"{name}, after {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
-        for row in ALL[name](options.quick):
-            print(*table.row_lines(row), sep="\n", file=sys.stderr)
-            rows.append(row)
+    with Field() as field:
+        for name in options.only or (QUICK if options.quick else FULL):
+            print(f"{name}, after {(time.monotonic() - begin) / 60:.1f} minutes", file=sys.stderr)
+            for row in ALL[name](Setting(options.quick, field)):
+                print(*table.row_lines(row), sep="\n", file=sys.stderr)
+                rows.append(row)
     on["minutes"] = round((time.monotonic() - begin) / 60, 1)
     options.folder.mkdir(parents=True, exist_ok=True)
     (options.folder / "results.json").write_text(table.as_json(rows, on) + "\n")

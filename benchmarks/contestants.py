@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that wait for their turn: all contestants live at once, and one of them runs."""
+"""Ranks that wait for their turn: contestants live beside each other, and one of them runs."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from benchmarks.workers.protocol import SOCKET
+from benchmarks.workers.protocol import PEAK_MEMORY, SOCKET
 
 WORKERS = Path(__file__).parent / "workers"
 PATIENCE_S = 180.0
@@ -50,14 +50,24 @@ class Contestant:
 
         def run() -> float:
             self._signal(signal.SIGCONT)
-            self._slowest(name, 1)
-            seconds = self._slowest(name, steps)
+            self.most(name, 1)
+            seconds = self.most(name, steps)
             self._signal(signal.SIGSTOP)
             return seconds / steps
 
         return run
 
-    def _slowest(self, name: str, steps: int) -> float:
+    def peak_memory(self) -> float:
+        """Returns the most bytes that a rank has had in memory since it was started."""
+        return self.most(PEAK_MEMORY, 1)
+
+    def most(self, name: str, steps: int) -> float:
+        """Has all ranks do something, and returns the largest of what they answer.
+
+        Args:
+            name: what the worker calls it.
+            steps: how often.
+        """
         for lines in self._lines:
             lines.write(f"{name} {steps}\n")
             lines.flush()
@@ -72,6 +82,44 @@ class Contestant:
         if not answer:
             raise RuntimeError("a rank has ended in the middle of its turn")
         return float(answer)
+
+
+Started = contextlib.AbstractContextManager[Contestant]
+
+
+class Field(contextlib.ExitStack):
+    """All contestants of a run: each starts when it is first wanted, and stays to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started: dict[str, Contestant] = {}
+
+    def contestant(self, name: str, start: Callable[[], Started]) -> Contestant:
+        """Returns a contestant.
+
+        Args:
+            name: of the contestant.
+            start: starts it, and ends it.
+
+        Raises:
+            Absent: if it cannot be started here.
+            RuntimeError: if it did not start.
+        """
+        if name not in self._started:
+            self._started[name] = self.enter_context(start())
+        return self._started[name]
+
+
+class Setting(NamedTuple):
+    """What a comparison is given.
+
+    Attributes:
+        quick: whether coarser figures will do.
+        field: where its contestants are, for others to share.
+    """
+
+    quick: bool
+    field: Field
 
 
 @contextlib.contextmanager

@@ -49,6 +49,41 @@ def transformer(blocks: int = 4) -> keras.Model:
     return keras.Model(tokens, keras.layers.Dense(CLASSES)(x[:, 0]))
 
 
+def wide(millions: int) -> keras.Model:
+    """Returns a perceptron of about so many million parameters."""
+    keras.utils.set_random_seed(0)
+    units = round((millions * 1e6) ** 0.5)
+    hidden = [keras.layers.Dense(units), keras.layers.Dense(units)]
+    return keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(CLASSES)])
+
+
+class Bank(keras.layers.Layer):
+    """A product with the sum of many variables.
+
+    Args:
+        variables: how many there are.
+    """
+
+    def __init__(self, variables: int) -> None:
+        super().__init__()
+        self._number = variables
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables, each as wide as the inputs."""
+        self._bank = [self.add_weight(shape=(input_shape[-1],)) for _ in range(self._number)]
+
+    def call(self, inputs: Any) -> Any:
+        """Multiplies inputs, of shape `(batch, width)`, by the sum."""
+        rows = keras.ops.reshape(keras.ops.concatenate(self._bank), (self._number, -1))
+        return inputs * keras.ops.sum(rows, axis=0)
+
+
+def bank(variables: int) -> keras.Model:
+    """Returns a model that holds so many variables of 32 numbers, and is otherwise small."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((32,)), Bank(variables - 2), keras.layers.Dense(CLASSES)])
+
+
 def batch_of(model: keras.Model) -> tuple[np.ndarray, np.ndarray]:
     """Returns one batch of inputs and labels that fits a model."""
     rng = np.random.default_rng(0)

@@ -86,7 +86,7 @@ def reduction(strategy, count, elements):
 
 
 def main():
-    """Serves the ways that were asked for."""
+    """Serves what it can do."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     makers = {
         "fit": lambda: fit(strategy),
@@ -95,7 +95,7 @@ def main():
         "reduce_400": lambda: reduction(strategy, 400, 1024),
     }
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    serve({name: makers[name]() for name in sys.argv[1:]}, rank)
+    serve(makers, rank)
 
 
 main()

@@ -92,9 +92,8 @@ def raw(count, elements):
 
 
 def main():
-    """Serves the ways that were asked for."""
+    """Serves what it can do."""
     rank = engines.find().rank  # before TensorFlow makes its first tensor
-    wanted = sys.argv[1:]
     makers = {
         "alone": lambda: fit(keras.optimizers.SGD(1e-4)),
         "fit": lambda: fit(distributed(keras.optimizers.SGD(1e-4))),
@@ -112,7 +111,7 @@ def main():
         "raw_20": lambda: raw(20, 473_000),
         "raw_400": lambda: raw(400, 1024),
     }
-    serve({name: makers[name]() for name in wanted}, rank)
+    serve(makers, rank)
 
 
 main()

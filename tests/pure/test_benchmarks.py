@@ -5,11 +5,12 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from benchmarks import table
-from benchmarks.contestants import contestant
+from benchmarks.contestants import Field, contestant
 from benchmarks.harness import Row, Timed, in_turns
 from benchmarks.rendezvous import rendezvous
 
@@ -72,6 +73,32 @@ def test_a_contestant_that_does_not_start_says_so_at_once(capfd):
     ):
         pass
     assert "cannot" in capfd.readouterr().err
+
+
+WORKER = """
+import sys
+from benchmarks.workers.protocol import serve
+def make():
+    print("made", flush=True)
+    return lambda steps: 2.0 * steps
+serve({"double": make, "never": lambda: 1 / 0}, 0)
+"""
+
+
+def test_a_contestant_starts_once_and_makes_a_way_when_it_is_first_wanted(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    starts = []
+
+    def start():
+        starts.append("start")
+        return contestant([[sys.executable, "-c", WORKER]] * 2, [{}] * 2, 2)
+
+    with Field() as field:
+        double = field.contestant("two", start).way("double", 3)
+        assert double() == double() == 2.0
+        assert field.contestant("two", start).most("double", 5) == 10.0
+        assert 1e6 < field.contestant("two", start).peak_memory() < 1e9
+    assert starts == ["start"]
 
 
 def test_every_time_is_kept():
