@@ -45,7 +45,7 @@ def both(call, inputs):
 
 def inputs_of(rank, dtype):
     return [
-        np.arange(5).astype(dtype) * (rank + 1) % 7,
+        (np.arange(5) * (rank + 1) % 7).astype(dtype),
         np.full((), rank + 1).astype(dtype),
         np.zeros((0, 3), dtype),
         np.full((300, 101), rank % 3).astype(dtype),
