@@ -20,7 +20,7 @@ class Recorder:
         def start(arrays):
             self.events.append(f"start {name}")
             number = len(self.pending) + 1
-            self.pending[number] = (name, [2 * array for array in arrays])
+            self.pending[number] = (name, [array + array for array in arrays])
             return number
 
         def finish(number):

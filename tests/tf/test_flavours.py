@@ -294,6 +294,9 @@ def test_parts_of_the_variables_in_one_function(kind):
         optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0)])
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
 def test_a_different_optimizer_for_each_kind_of_weight():
     """`keras.optimizers.MultiOptimizer` as the inner optimizer."""
 

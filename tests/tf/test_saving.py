@@ -223,7 +223,8 @@ def test_an_unsavable_manager_says_so(tmp_path):
 
 
 # Files in tests/data, made once: the order of the variables is a file format. Make new ones, with
-# `python tests/tf/test_saving.py`, only if that format has to change.
+# `python tests/tf/test_saving.py`, only if that format has to change, and by the oldest Keras there
+# may be, since an older one does not read what a newer one has written.
 
 GOLDEN = {
     "wrapper": lambda: NPUOptimizer(
