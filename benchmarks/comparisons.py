@@ -4,7 +4,6 @@
 from benchmarks import growth, one_process, two_processes
 
 ALL = {
-    "import": one_process.importing,
     "overflow_check": one_process.overflow_check,
     "loss_scaling": one_process.loss_scaling,
     "loss_scaling_xla": one_process.loss_scaling_xla,
@@ -19,6 +18,7 @@ ALL = {
     "all_reduce": two_processes.all_reduce,
     "sharding": two_processes.sharding,
     "communication": two_processes.communication,
+    "import": one_process.importing,
 }
 
 FULL = tuple(name for name in ALL if name != "most_variables")

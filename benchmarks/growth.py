@@ -32,10 +32,28 @@ def most_variables(setting: Setting) -> Iterator[Row]:
 
 
 def _growth(unit: str, model: str, sizes: Sequence[int]) -> Iterator[Row]:
-    steps = []
-    for size in sizes:
-        steps.append((yield from _grown(f"{size} {unit}", model, size)))
-    less, more = (row.median(OURS) for row in steps[-2:])
+    """Compares our step with the plain one by size, each way in a process of its own."""
+    ways = (PLAIN, OURS)
+    rows = []
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(ways)) as pool:
+
+        def start(way: str) -> Contestant:
+            command = [sys.executable, str(WORKERS / "one_process.py"), way, model]
+            return stack.enter_context(contestant([[*command, *map(str, sizes)]], [{}], 1))
+
+        started = dict(zip(ways, pool.map(start, ways), strict=True))
+        for size in sizes:  # from small to large, for the sake of the peak of memory
+            name = f"growth: {size} {unit}, Adam"
+            # At the same time: many variables take one core for a minute each.
+            first = pool.map(lambda way: started[way].most(f"first_step_{size}", 1), ways)  # noqa: B023
+            timed = [Timed(way, [seconds]) for way, seconds in zip(ways, first, strict=True)]
+            steps = {way: one.way(f"step_{size}", 1) for way, one in started.items()}
+            rows.append(in_turns(name, steps, turns=6, reported=True))
+            yield rows[-1]
+            target = {OURS: 1.15} if size == MANY and model == "bank" else {}
+            yield Row(f"{name}: first step", timed, target)
+            yield _peak_memory(name, started)
+    less, more = (row.median(OURS) for row in rows[-2:])
     grown = Timed(OURS, [more / less / (sizes[-1] / sizes[-2])])
     name = f"growth: {sizes[-1]} {unit} against {sizes[-2]}, Adam"
     yield Row(name, [Timed(LINEAR, [1.0]), grown], {OURS: 1.1}, unit="of linear")
@@ -50,32 +68,6 @@ def more_ranks(setting: Setting) -> Iterator[Row]:
     ways = {way: started.way("fit", steps) for way, started in ranks.items()}
     yield in_turns(name, ways, turns=turns, reported=True)
     yield _peak_memory(name, ranks)
-
-
-def _grown(label: str, model: str, size: int) -> Iterator[Row]:
-    """Compares our step with the plain one, each in a process of its own.
-
-    Returns:
-        The row of the steps.
-    """
-    name = f"growth: {label}, Adam"
-    with contextlib.ExitStack() as stack:
-
-        def start(way: str) -> Contestant:
-            command = [sys.executable, str(WORKERS / "one_process.py"), way, model, str(size)]
-            return stack.enter_context(contestant([command], [{}], 1))
-
-        ways = (PLAIN, OURS)
-        with ThreadPoolExecutor(len(ways)) as pool:
-            started = dict(zip(ways, pool.map(start, ways), strict=True))
-        first = [Timed(way, [one.most("first_step", 1)]) for way, one in started.items()]
-        turns = {way: one.way("step", 3) for way, one in started.items()}
-        row = in_turns(name, turns, turns=5, reported=True)
-        yield row
-        target = {OURS: 1.15} if size == MANY and model == "bank" else {}
-        yield Row(f"{name}: first step", first, target)
-        yield _peak_memory(name, started)
-    return row
 
 
 def _peak_memory(name: str, started: dict[str, Contestant]) -> Row:

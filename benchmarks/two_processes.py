@@ -107,7 +107,7 @@ def ranks_on(hosts: Sequence[Host]) -> Started:
 
 def distributed_fit(setting: Setting) -> Iterator[Row]:
     """A step of `fit` of the perceptron in two processes, for every way there is."""
-    steps, turns = (2, 3) if setting.quick else (3, 6)
+    steps, turns = (2, 3) if setting.quick else (3, 5)
     ways: dict[str, Callable[[], object]] = {}
     absent: list[str] = []
 
