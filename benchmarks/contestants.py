@@ -61,6 +61,12 @@ class Contestant:
         """Returns the most bytes that a rank has had in memory since it was started."""
         return self.most(PEAK_MEMORY, 1)
 
+    def dismiss(self) -> None:
+        """Tells all ranks that there are no more turns, whereupon they end."""
+        self._signal(signal.SIGCONT)
+        for lines in self._lines:
+            lines.close()  # a socket stays open as long as a file made of it
+
     def most(self, name: str, steps: int) -> float:
         """Has all ranks do something, and returns the largest of what they answer.
 
@@ -161,7 +167,9 @@ def contestant(
         for peer in peers:
             peer.settimeout(PATIENCE_S)
             peer.makefile("r").readline()  # its rank: it is ready
-        yield Contestant(peers, processes if busy else ())
+        started = Contestant(peers, processes if busy else ())
+        stack.callback(started.dismiss)
+        yield started
 
 
 @contextlib.contextmanager

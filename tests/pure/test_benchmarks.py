@@ -82,16 +82,17 @@ def make():
     print("made", flush=True)
     return lambda steps: 2.0 * steps
 serve({"double": make, "never": lambda: 1 / 0}, 0)
+open(sys.argv[1], "a").write("by itself ")
 """
 
 
-def test_a_contestant_starts_once_and_makes_a_way_when_it_is_first_wanted(monkeypatch):
+def test_a_contestant_starts_once_and_makes_a_way_when_it_is_first_wanted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    starts = []
+    starts, ended = [], tmp_path / "ended"
 
     def start():
         starts.append("start")
-        return contestant([[sys.executable, "-c", WORKER]] * 2, [{}] * 2, 2)
+        return contestant([[sys.executable, "-c", WORKER, str(ended)]] * 2, [{}] * 2, 2)
 
     with Field() as field:
         double = field.contestant("two", start).way("double", 3)
@@ -99,6 +100,7 @@ def test_a_contestant_starts_once_and_makes_a_way_when_it_is_first_wanted(monkey
         assert field.contestant("two", start).most("double", 5) == 10.0
         assert 1e6 < field.contestant("two", start).peak_memory() < 1e9
     assert starts == ["start"]
+    assert ended.read_text() == "by itself by itself "
 
 
 def test_every_time_is_kept():
