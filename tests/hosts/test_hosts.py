@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks on two hosts, and what they do when the cable between them is cut."""
+"""Two ranks on two hosts: what they do when the cable is cut, and when it is put in again."""
 
 import contextlib
 import json
@@ -104,6 +104,26 @@ def test_two_hosts_train_the_same_as_one(link, tmp_path):
     first, second = link.sent_bytes()
     print(f"bytes sent through the cable: {first} and {second}, gradients: {gradients}")
     assert min(first, second) >= gradients
+
+
+def test_a_cable_that_is_cut_and_healed_in_time_is_no_more_than_a_pause(link, tmp_path):
+    with started(link.hosts, tmp_path / "healed", "endless") as ranks:
+        for rank in ranks:
+            rank.wait_for("step 5\n")
+        link.cut()
+        time.sleep(TIMEOUT_S / 5)
+        reached = [_last_step(rank) for rank in ranks]
+        assert abs(reached[0] - reached[1]) <= 1
+        time.sleep(0.5)
+        assert [_last_step(rank) for rank in ranks] == reached
+        link.heal()
+        for rank, step in zip(ranks, reached, strict=True):
+            text = rank.wait_for(f"step {step + 20}\n", TIMEOUT_S)
+            assert "gives up" not in text
+
+
+def _last_step(rank: Rank) -> int:
+    return int(re.findall(r"^step (\d+)$", rank.path.read_text(), re.M)[-1])
 
 
 def test_a_cut_cable_ends_both_sides_with_the_name_of_the_other(link, tmp_path):

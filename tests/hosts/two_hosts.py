@@ -62,6 +62,10 @@ class Link:
         """Takes the cable out."""
         _run("ip", "-n", self._names[0], "link", "set", LINK, "down")
 
+    def heal(self) -> None:
+        """Puts the cable in again."""
+        _run("ip", "-n", self._names[0], "link", "set", LINK, "up")
+
     def sent_bytes(self) -> tuple[int, int]:
         """Bytes that each side has sent through the cable so far."""
         first, second = (self._sent(name) for name in self._names)
