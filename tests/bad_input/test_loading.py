@@ -79,7 +79,7 @@ TAMPERED = {
     "command for a manager": (put(COMMAND, *MANAGER), TypeError, "Could not locate"),
     "command for an optimizer": (put(COMMAND, "config", "opt"), TypeError, "Could not locate"),
     "unknown class": (put(UNKNOWN, *MANAGER), TypeError, "Evil"),
-    "list for a config": (put([1], "config"), TypeError, "'config' to be a dict"),
+    "list for a config": (put([1], "config"), TypeError, "config"),
     # What the classes here refuse.
     "text for a manager": (put("x", *MANAGER), TypeError, "`loss_scale_manager` must be"),
     "number for a manager": (put(3, *MANAGER), TypeError, "`loss_scale_manager` must be"),
