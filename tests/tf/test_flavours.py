@@ -168,7 +168,8 @@ def test_fit(mode, kind):
     model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0)
 
     plain_model, plain = fresh_model(), keras.optimizers.Adam(0.1)
-    plain_model.compile(plain, loss="mse", jit_compile=False)
+    # Eagerly in both or in neither: on some CPUs a graph adds up a product in another order.
+    plain_model.compile(plain, loss="mse", jit_compile=False, run_eagerly=mode == "eager")
     good = [np.concatenate(part) for part in zip(*good_batches(), strict=True)]
     plain_model.fit(*good, batch_size=4, shuffle=False, epochs=2, verbose=0)
 
@@ -292,23 +293,3 @@ def test_parts_of_the_variables_in_one_function(kind):
     assert step.experimental_get_tracing_count() == 1
     with pytest.raises(ValueError, match="Unknown variable"):
         optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0)])
-
-
-@pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
-)
-def test_a_different_optimizer_for_each_kind_of_weight():
-    """`keras.optimizers.MultiOptimizer` as the inner optimizer."""
-
-    def multi():
-        kernels, biases = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1)
-        return keras.optimizers.MultiOptimizer(
-            lambda variable: kernels if "kernel" in variable.path else biases
-        )
-
-    plain_model, model = fresh_model(), fresh_model()
-    train(plain_model, multi(), good_batches())
-    optimizer = NPULossScaleOptimizer(multi(), manager(1024.0, grow=3))
-    train(model, optimizer, batches())
-    assert_bit_equal(values(model.variables), values(plain_model.variables))
-    assert int(optimizer.iterations) == 9
