@@ -10,12 +10,9 @@ import keras
 import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 
-from npu_keras._upstream import (
-    leave_aggregation_to_us,
-    updates_all_at_once,
-    updates_by_rule,
-)
+from npu_keras._upstream import updates_all_at_once, updates_by_rule
 from npu_keras.aggregation import GradientAggregation
+from npu_keras.composites import all_of, is_composite, leave_aggregation, with_all_variables
 from npu_keras.engines.strategy import replicas_in_sync, warn_where_fit_fails
 from npu_keras.inputs import gradient_list, gradients_of, pair_list, variable_list
 from npu_keras.inputs import learning_rate as checked_rate
@@ -62,6 +59,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         if self._owns_scaling:
             self._scaling.build(self, len(variables))
         self._build_target(variables)
+        leave_aggregation(self._updating_optimizer())  # to the optimizers chosen just now, too
         self._load_pending()
 
     def _warn_if_unguarded(self) -> None:
@@ -169,7 +167,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
         if self._owns_scaling:
             create, paths = self._create_state_variable, self._variable_paths
             self._scaling = LossScaling(*scaling, create, paths)
-        leave_aggregation_to_us(self._updating_optimizer())
+        leave_aggregation(self._updating_optimizer())
         warn_where_fit_fails()
         self._first_compute_dtype = keras.config.dtype_policy().compute_dtype
         self._constructed = True
@@ -195,7 +193,7 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
     def _update(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], *, last: bool = True
     ) -> None:
-        if self.gradient_accumulation_steps:
+        if any(each.gradient_accumulation_steps for each in all_of(self._updating_optimizer())):
             # Keras 3.15.1 adds them to accumulators of the variables' dtypes without a cast.
             pairs = zip(gradients, variables, strict=True)
             gradients = [tf.cast(g, v.dtype) for g, v in pairs]
@@ -205,6 +203,8 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
             self._updating_optimizer()._iterations.assign_sub(1)
 
     def _apply_target(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+        optimizer, every = self._updating_optimizer(), self._trainable_variables
+        gradients, variables = with_all_variables(optimizer, gradients, variables, every)
         self._target().apply(gradients, trainable_variables=variables)
 
     def _window(self, positions: Sequence[int]) -> KerasWindow | None:
@@ -223,16 +223,18 @@ class KerasHost(StepMixin, KerasNames, SavedByPosition, LossScaleOptimizer):
             return "the moving average covers all variables at once"
         if optimizer.gradient_accumulation_steps:
             return "accumulated gradients are applied at once"
+        if is_composite(optimizer):
+            return f"{type(optimizer).__name__} divides the variables among others itself"
         if updates_all_at_once(optimizer):
             return f"{type(optimizer).__name__} updates all variables at once"
         return None
 
     def _compilation_obstacle(self) -> str | None:
-        optimizer = self._updating_optimizer()
-        if optimizer.gradient_accumulation_steps:
-            return "gradients are accumulated, and updates made now and then"
-        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-            return "weights are overwritten with their averages now and then"
+        for optimizer in all_of(self._updating_optimizer()):
+            if optimizer.gradient_accumulation_steps:
+                return "gradients are accumulated, and updates made now and then"
+            if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+                return "weights are overwritten with their averages now and then"
         return None
 
     def _writes_by_methods(self) -> bool:

@@ -25,11 +25,18 @@ def _require_mixin_first(cls: type) -> None:
             )
 
 
+def _updates(cls: type) -> bool:
+    """Whether the optimizer class behind the mixin updates weights, or has others do so."""
+    base = keras.optimizers.Optimizer
+    by_itself = cls.update_step is not base.update_step  # type: ignore[attr-defined]
+    return by_itself or super(LossScaleOptimizer, cls).apply is not base.apply
+
+
 class KerasMixin(KerasHost):
     """What both mixins share: they stand before an optimizer class, in either order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if type(self).update_step is keras.optimizers.Optimizer.update_step:
+        if not _updates(type(self)):
             raise TypeError(no_optimizer_class(type(self), "keras.optimizers.Adam"))
         super().__init__(*args, **kwargs)
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from npu_keras.composites import is_composite
 from npu_keras.constructors import (
     ConstructedByFlags,
     ConstructedWithRanks,
@@ -122,6 +123,11 @@ class NPUDistributedOptimizer(ConstructedWithRanks, WrapperHost):
                 raise ValueError(
                     "`gradient_accumulation_steps` needs an accumulator of every variable on every "
                     "rank, which `is_weight_update_sharding=True` takes away. Use one of them."
+                )
+            if is_composite(self.inner_optimizer):
+                raise ValueError(
+                    f"{type(self.inner_optimizer).__name__} divides the variables among other "
+                    "optimizers, and `is_weight_update_sharding=True` among ranks. Use one of them."
                 )
             assert self._aggregation is not None  # given by the constructor
             engine = self._aggregation.engine()

@@ -12,7 +12,7 @@ WORKER = Path(__file__).parent / "worker" / "run.py"
 MARK = "CHECK "
 EVERYWHERE = ["decision"]
 EVERY_ENGINE = ["shares", "agreement", "equivalence", "sparse_rows", "functions", "tail"]
-ONE_ENGINE = ["shares_saved", "accumulating", "wire_plan", "nesting", "saving"]
+ONE_ENGINE = ["shares_saved", "accumulating", "wire_plan", "nesting", "composites", "saving"]
 RUNS = {
     ("mpi", 2): [*EVERYWHERE, *EVERY_ENGINE, *ONE_ENGINE],
     ("mpi", 3): [*EVERYWHERE, "shares"],

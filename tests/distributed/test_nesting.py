@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every order of loss scaling and aggregation: the same weights, or a TypeError."""
 
+import numpy as np
 import pytest
 from reports import in_runs_of
 
@@ -49,3 +50,20 @@ def test_ranks_agree_wherever_anything_is_common(ranks):
         elif "together" in name and isinstance(outcome, dict):
             assert (outcome["iterations"], outcome["scale"]) == (1, 8.0), name
             assert (second[name]["iterations"], second[name]["scale"]) == (1, 8.0), name
+
+
+@in_runs_of("composites")
+def test_an_optimizer_made_of_others_updates_once(ranks):
+    report = ranks.same("made_of_others")
+    assert report
+    for name, steps in report.items():
+        first, second, third = np.array(steps)
+        np.testing.assert_allclose(first, [1 - 0.1 * 1.5, 1 - 0.01 * 4.0, 0], 1e-6, err_msg=name)
+        np.testing.assert_array_equal(second, [*first[:2], 1], err_msg=name)
+        np.testing.assert_allclose(third, first + [-0.1, -0.01, 1], 1e-6, err_msg=name)
+
+
+@in_runs_of("composites")
+def test_an_optimizer_made_of_others_is_not_sharded(ranks):
+    for name, error in ranks.same("made_of_others_and_sharded").items():
+        assert error.startswith(f"ValueError: {name} divides the variables"), error

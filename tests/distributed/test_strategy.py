@@ -78,6 +78,13 @@ def test_overflow_made_by_the_sum_is_not_applied():
     assert report == {"weight": 1.0, "events": [[1, "skip", None, "v"]]}
 
 
+def test_an_optimizer_made_of_others_adds_up_once():
+    report = replicas("made_of_others")
+    assert report
+    for name, weights in report.items():  # 1 - 0.1 * (1 + 2) - 0.1 * (2 + 2), and a tenth of that
+        assert weights == pytest.approx([0.3, 0.93], rel=1e-5), name
+
+
 def test_gradient_accumulation():
     report = replicas("accumulation")
     assert report["k steps"][1] == report["one step"][1] == 2

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from harness import INF, check, error_of, events, manager, weight
+from made_of_others import MADE
 from mirrored import STRATEGY, loop, run_steps
 
 import npu_keras
@@ -68,6 +69,19 @@ def accumulation():
             optimizer.build([v])
         run_steps(optimizer, [v], gradients)
         report[name] = [float(v.numpy()), int(optimizer.iterations.numpy())]
+    return report
+
+
+@check
+def made_of_others():
+    report = {}
+    for name, make in MADE.items():
+        with STRATEGY.scope():
+            variables = [weight(1.0, name="v"), weight(1.0, name="w")]
+            optimizer = _scaled(make())
+            optimizer.build(variables)
+        run_steps(optimizer, variables, [(1.0, 2.0), (1.0, INF), (2.0, 2.0)])
+        report[name] = [float(v.numpy()) for v in variables]
     return report
 
 
