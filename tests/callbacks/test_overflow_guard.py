@@ -60,8 +60,19 @@ def test_a_floor_warns_once_and_can_raise(plain, caplog):
         "to overflow: net/dense/kernel. What to try: "
     )
     steps = int(plain.optimizer.attempted_steps)
-    with pytest.raises(OverflowError, match=f"^Step {steps + 1}, loss scale .*stuck at its floor"):
+    said = rf"^Step {steps + 1}, loss scale .*stuck at its floor.*to overflow: net/dense/kernel"
+    with pytest.raises(OverflowError, match=said):
         fit(plain, data, OverflowGuard(on_floor="raise"))
+
+
+def test_a_floor_can_stop(plain, caplog):
+    steps = int(plain.optimizer.attempted_steps)
+    data = batches(40, bad=range(1, 41), value=LARGE)
+    fit(plain, data, OverflowGuard(on_floor="stop", max_consecutive_skips=1000), epochs=2)
+    assert plain.stop_training
+    assert int(plain.optimizer.attempted_steps) == steps + 10  # it looks every ten batches
+    (message,) = messages(caplog)
+    assert "the scale is stuck at its floor of 2**14" in message
 
 
 def test_the_rate_counts_steps_whatever_the_execution(caplog):

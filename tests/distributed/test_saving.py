@@ -22,6 +22,14 @@ def test_saved_by_one_rank(ranks, form):
 
 
 @in_runs_of("saving")
+def test_a_class_of_ones_own(ranks):
+    report = ranks.same("own_class_of_one_rank_then_all")
+    assert (report["type"], report["scale"]) == ("Own", 4.0)
+    assert goes_on_alike(report)
+    assert report["without custom_objects"].startswith("TypeError: Could not locate class 'Own'")
+
+
+@in_runs_of("saving")
 def test_saved_by_two_ranks(ranks):
     report = ranks.same("all_then_one_rank")
     assert report["scale"] == 4.0

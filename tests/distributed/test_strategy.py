@@ -85,11 +85,19 @@ def test_an_optimizer_made_of_others_adds_up_once():
         assert weights == pytest.approx([0.3, 0.93], rel=1e-5), name
 
 
-def test_gradient_accumulation():
+@pytest.mark.parametrize("kind", ["wrapper", "mixin", "without loss scaling"])
+def test_gradient_accumulation(kind):
     report = replicas("accumulation")
-    assert report["k steps"][1] == report["one step"][1] == 2
-    assert report["k steps"][0] == pytest.approx(report["one step"][0], rel=1e-6)
-    assert report["one step"][0] == pytest.approx(-0.2, abs=1e-3)
+    slowly, at_once = report[f"{kind}: k steps"], report[f"{kind}: one step"]
+    assert slowly[1] == at_once[1] == 2
+    assert slowly[0] == pytest.approx(at_once[0], rel=1e-6)
+    assert at_once[0] == pytest.approx(-0.2, abs=1e-3)
+
+
+def test_gradient_accumulation_in_fit():
+    slowly, at_once = replicas("accumulation_in_fit")
+    assert slowly[-1] == at_once[-1] == 4
+    assert slowly == pytest.approx(at_once, rel=1e-5)
 
 
 def test_moving_average_and_schedule():

@@ -38,9 +38,9 @@ STATE = (
 )
 
 
-def compiled(kind, base=keras.optimizers.Adam, **settings):
+def compiled(kind, base=keras.optimizers.Adam, policy="float32", **settings):
     keras.utils.set_random_seed(3)
-    model = small_model()
+    model = small_model(policy)
     settings.setdefault("learning_rate", 0.1)
     optimizer = make(kind, base, manager(1024.0, grow=5), **settings)
     model.compile(optimizer, loss="mse", jit_compile=False)
@@ -149,12 +149,15 @@ class Trace(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("save_freq, saved_last", [("epoch", 6), (3, 9)])
-def test_backup_and_restore(save_freq, saved_last, tmp_path):
+@pytest.mark.parametrize(
+    "save_freq, saved_last, policy",
+    [("epoch", 6, "float32"), (3, 9, "float32"), ("epoch", 6, "mixed_float16")],
+)
+def test_backup_and_restore(save_freq, saved_last, policy, tmp_path):
     def fit(trace, *others):
         batches = dataset(6, (1, 4))
         callbacks = [trace, *others] if trace.stop_in else [*others, trace]
-        model = compiled("NPUOptimizer")
+        model = compiled("NPUOptimizer", policy=policy)
         model.fit(batches, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
         return model
 

@@ -55,20 +55,54 @@ def finite_gradients_with_an_infinite_sum():
     return {"weight": float(v.numpy()), "events": events(optimizer)}
 
 
+class ScaledAdamW(npu_keras.LossScaleMixin, keras.optimizers.AdamW):
+    pass
+
+
+ACCUMULATING = {
+    "wrapper": lambda k: _scaled(keras.optimizers.AdamW(0.1, gradient_accumulation_steps=k)),
+    "mixin": lambda k: ScaledAdamW(
+        0.1, gradient_accumulation_steps=k, loss_scale_manager=manager(8.0)
+    ),
+    "without loss scaling": lambda k: npu_keras.NPUOptimizer(
+        keras.optimizers.AdamW(0.1, gradient_accumulation_steps=k)
+    ),
+}
+
+
 @check
 def accumulation():
     report = {}
-    for name, k, gradients in (
-        ("k steps", 2, [(1.0, 2.0), (INF, 0.0), (3.0, 4.0)] * 2),
-        ("one step", None, [(2.0, 3.0)] * 2),
-    ):
+    for kind, make in ACCUMULATING.items():
+        bad = [] if kind.startswith("without") else [(INF, 0.0)]
+        for name, k, gradients in (
+            ("k steps", 2, [(1.0, 2.0), *bad, (3.0, 4.0)] * 2),
+            ("one step", None, [(2.0, 3.0)] * 2),
+        ):
+            with STRATEGY.scope():
+                v = weight(0.0)
+                optimizer = make(k)
+                optimizer.scale_loss(0.0)
+                optimizer.build([v])
+            run_steps(optimizer, [v], gradients)
+            report[f"{kind}: {name}"] = [float(v.numpy()), int(optimizer.iterations.numpy())]
+    return report
+
+
+@check
+def accumulation_in_fit():
+    """Two steps of half a batch against one of a whole one."""
+    x = np.random.default_rng(0).standard_normal((64, 3)).astype("float32")
+    report = []
+    for k, batch_size in ((2, 8), (None, 16)):
+        keras.utils.set_random_seed(1)
         with STRATEGY.scope():
-            v = weight(0.0)
-            inner = keras.optimizers.AdamW(0.1, gradient_accumulation_steps=k)
-            optimizer = _scaled(inner)
-            optimizer.build([v])
-        run_steps(optimizer, [v], gradients)
-        report[name] = [float(v.numpy()), int(optimizer.iterations.numpy())]
+            model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)])
+            inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=k)
+            optimizer = npu_keras.NPUOptimizer(inner, manager(8.0), is_loss_scale=True)
+            model.compile(optimizer, "mse", jit_compile=False)
+        model.fit(x, x[:, :1], batch_size=batch_size, shuffle=False, verbose=0)
+        report.append([*model.get_weights()[0].ravel().tolist(), int(optimizer.iterations.numpy())])
     return report
 
 

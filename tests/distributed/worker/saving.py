@@ -7,7 +7,7 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from harness import INF, apply, check, digest, manager, rank, scaled
+from harness import INF, apply, check, digest, error_of, manager, rank, scaled
 
 import npu_keras
 from npu_keras import distribute
@@ -91,6 +91,26 @@ def one_rank_then_all():
     checkpoint.read(str(folder / "checkpoint")).assert_existing_objects_matched()
     report["checkpoint"] = _report(alone, several)
     return report
+
+
+class Own(npu_keras.LossScaleMixin, npu_keras.GradientAggregationMixin, keras.optimizers.Adam):
+    """An optimizer class that nobody has registered with Keras."""
+
+
+@check
+def own_class_of_one_rank_then_all():
+    folder, alone = _shared_folder(), npu_keras.GradientAggregation(engine="local")
+    saved = _compiled(Own(0.01, loss_scale_manager=manager(), aggregation=alone))
+    saved.optimizer.scale_loss(0.0)
+    _steps(saved, bad=(0, 1))
+    alone._engine = None  # as if nobody had named an engine
+    if rank() == 0:
+        saved.save(folder / "whole.keras")
+    distribute.barrier()
+    alone._engine = "local"
+    unknown = error_of(lambda: keras.models.load_model(folder / "whole.keras"))
+    loaded = keras.models.load_model(folder / "whole.keras", custom_objects={"Own": Own})
+    return {**_report(saved, loaded), "without custom_objects": unknown}
 
 
 @check
