@@ -151,6 +151,8 @@ def test_the_largest_number_is_an_overflow_where_hardware_saturates(flavour, mod
     saturates = mode == "saturation"
     assert run.counters()["skipped_steps"] == saturates
     assert (run.weights()[0] == 0.0) == saturates
+    run.step(0.9 * LARGEST)
+    assert run.counters()["skipped_steps"] == saturates
 
 
 def test_a_status_register_is_read_once_a_step_and_cleared(flavour):

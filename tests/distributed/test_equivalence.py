@@ -44,6 +44,13 @@ def test_overflow_in_an_accumulated_step(ranks):
 
 
 @in_runs_of("accumulating")
+def test_saturated_gradients_have_no_part_in_an_accumulated_step(ranks):
+    applied, weight, updates = ranks.same("accumulates_where_hardware_saturates")
+    assert applied == [True, False, True]
+    assert (weight, updates) == (0.0, 1)
+
+
+@in_runs_of("accumulating")
 def test_accumulation_refuses_a_float16_wire(ranks):
     report = ranks.same("accumulates_on_a_narrow_wire")
     error, weight = report["fp16"]

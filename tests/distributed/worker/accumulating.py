@@ -4,6 +4,7 @@
 import functools
 
 import keras
+import numpy as np
 from harness import (
     INF,
     apply,
@@ -48,6 +49,19 @@ def accumulates_with_overflows():
         apply(optimizer, [v], [2.0 if bad else gradient])
         report.append([float(v.numpy()), bool(optimizer.last_step_finite), step])
     return {"steps": report, "events": events(optimizer)}
+
+
+@check
+def accumulates_where_hardware_saturates():
+    """The largest number is an overflow there, and nine tenths of it are none."""
+    v, largest = weight(0.0), float(np.finfo(np.float32).max)
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = scaled(inner, mode="saturation")
+    applied = []
+    for share in (0.9, 1.0, -0.9):
+        apply(optimizer, [v], [share * largest / 8.0])  # 8 is the loss scale
+        applied.append(bool(optimizer.last_step_finite))
+    return [applied, float(v.numpy()), int(optimizer.iterations)]
 
 
 @check
