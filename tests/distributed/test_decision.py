@@ -85,6 +85,11 @@ def test_overflow_made_by_the_sum_on_a_float16_wire(ranks):
 
 
 @in_runs_of("decision")
+def test_nothing_is_skipped_where_nobody_checks(ranks):
+    assert ranks.same("nobody_checks") == {"infinite": True, "counters": [0, 2]}
+
+
+@in_runs_of("decision")
 def test_mean_of_largest_float16_numbers(ranks):
     report = ranks.same("mean_of_largest")
     if ranks.size == 2:

@@ -132,6 +132,17 @@ def sum_overflows_on_the_wire():
 
 
 @check
+def nobody_checks():
+    """Without a check an infinity is applied, and is no overflow, wherever it comes from."""
+    unchecked = npu_keras.FixedLossScaleManager(8.0, enable_overflow_check=False)
+    v, optimizer = weight(), scaled(scale_manager=unchecked, reduction="sum", compression="fp16")
+    for gradient in (5000.0, INF if rank() == 0 else 1.0):
+        apply(optimizer, [v], [gradient])
+    counters = [int(optimizer.skipped_steps), int(optimizer.iterations)]
+    return {"infinite": not np.isfinite(v.numpy()), "counters": counters}
+
+
+@check
 def mean_of_largest():
     """The mean of largest numbers is finite, or the step is skipped: never an inf in a weight."""
     v, optimizer = weight(1.0, "float16"), scaled(scale_manager=manager(1.0))
