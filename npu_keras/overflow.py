@@ -127,11 +127,12 @@ class OverflowCheck(NamedTuple):
 
     def _count_bundle(self, bundle: Bundle, divided_by: int | None) -> tf.Tensor:
         rows = len(bundle.indices)
-        values = _components(_summed_duplicates(bundle.gradient), axis=1 if rows > 1 else 0)
+        summed = tf.reshape(_summed_duplicates(bundle.gradient), [rows, -1])
+        values = tf.reshape(_components(summed, axis=1), [rows, -1])
         if not values.dtype.is_floating:
             return tf.zeros((2, rows), tf.int64)
         count = _counter(values.dtype) if keeps_order() else _limited_and_nan
-        return count(tf.reshape(values, [rows, -1]), self._limit(values.dtype, divided_by))
+        return count(values, self._limit(values.dtype, divided_by))
 
     def _limit(self, dtype: tf.DType, divided_by: int | None) -> tf.Tensor:
         if divided_by is None:
