@@ -75,7 +75,7 @@ def updates_by_rule(optimizer: Any) -> bool:
     """
     base = keras.optimizers.Optimizer
     own = optimizer.update_step, optimizer._apply_weight_decay, optimizer._clip_gradients
-    usual = optimizer.apply.__func__ is base.apply
+    usual = getattr(optimizer.apply, "__func__", None) is base.apply
     return usual and all(method.__module__.startswith("keras.src.") for method in own)
 
 

@@ -102,7 +102,10 @@ def updates_by_rule(optimizer: Any) -> bool:
     """
     base = tf_keras.optimizers.Optimizer
     own = optimizer.update_step, optimizer.apply_gradients, optimizer._apply_weight_decay
-    usual = optimizer._internal_apply_gradients.__func__ is base._internal_apply_gradients
+    usual = (
+        getattr(optimizer._internal_apply_gradients, "__func__", None)
+        is base._internal_apply_gradients
+    )
     return usual and all(method.__module__.startswith("tf_keras.src.") for method in own)
 
 

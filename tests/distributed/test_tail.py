@@ -17,6 +17,14 @@ def test_same_bits_with_and_without(ranks, name):
 
 
 @in_runs_of("tail")
+def test_a_step_is_one_update_or_as_many_as_buckets(ranks):
+    report = ranks.same("updates_of_a_step")
+    assert report["off"] == [[["v0", "v1", "v2"]], 1]
+    assert sorted(report["on"][0]) == [["v0"], ["v1"], ["v2"]]
+    assert report["on"][1] == 1
+
+
+@in_runs_of("tail")
 @pytest.mark.parametrize(
     "name, reason",
     [

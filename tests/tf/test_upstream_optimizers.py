@@ -103,6 +103,9 @@ def test_rules_of_keras_are_told_from_others():
     assert _upstream.updates_by_rule(keras.optimizers.AdamW())
     assert not _upstream.updates_by_rule(Own())
     assert not _upstream.updates_by_rule(OwnApply())
+    replaced = keras.optimizers.SGD()
+    vars(replaced)["apply"] = lambda gradients, trainable_variables: None
+    assert not _upstream.updates_by_rule(replaced)
 
 
 def test_what_xla_cannot_compile_is_known():

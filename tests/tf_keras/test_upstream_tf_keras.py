@@ -76,3 +76,6 @@ def test_rules_of_tf_keras_are_told_from_others():
 
     assert upstream.updates_by_rule(NEW.AdamW())
     assert not upstream.updates_by_rule(Own())
+    replaced = NEW.SGD()
+    vars(replaced)["_internal_apply_gradients"] = list
+    assert not upstream.updates_by_rule(replaced)

@@ -65,6 +65,27 @@ def tail_on_and_off():
     }
 
 
+@check
+def updates_of_a_step():
+    """Which variables each call of the inner optimizer updates."""
+    report = {}
+    for tail in (False, True):
+        inner, calls = keras.optimizers.SGD(0.05), []
+        variables = [weight(1.0, name=f"v{i}") for i in range(3)]
+        optimizer = scaled(inner, tail=tail, split=1)
+        optimizer.build(variables)
+        apply_inner = inner.apply
+
+        def noting(gradients, trainable_variables, apply_inner=apply_inner, calls=calls):
+            calls.append(sorted(v.name for v in trainable_variables))
+            apply_inner(gradients, trainable_variables)
+
+        vars(inner)["apply"] = noting
+        apply(optimizer, variables, [1.0] * 3)
+        report["on" if tail else "off"] = [calls, int(optimizer.iterations)]
+    return report
+
+
 class _Lines(logging.Handler):
     def __init__(self):
         super().__init__(logging.DEBUG)
