@@ -52,7 +52,7 @@ class Step(NamedTuple):
     state: StepState
     protection: Protection
     channel: Channel
-    overlap_tail: bool = False
+    overlap_tail: bool
     compilation: Compilation = NOT_COMPILED
 
 
