@@ -198,8 +198,6 @@ def _checked_group(group: object) -> str:
 
 def _share(sizes: Sequence[int], n_ranks: int) -> int:
     most = len(sizes) - (n_ranks - 1)
-    if n_ranks == 1:
-        return most
     average = _average(sizes, n_ranks)
     taken = sizes[0]
     for count in range(1, most):
