@@ -8,6 +8,8 @@ import pytest
 
 from npu_keras.engines.wire import connect, listen, own_addresses
 
+pytestmark = pytest.mark.tf
+
 
 @pytest.fixture
 def pair():
