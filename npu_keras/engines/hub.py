@@ -28,7 +28,7 @@ class _Member:
         return [self.state, self.count, round(self.silence_s(), 3), self.reason]
 
 
-class Hub(threading.Thread):
+class Hub:
     """Serves every rank over one connection each, until all have gone.
 
     Args:
@@ -39,7 +39,6 @@ class Hub(threading.Thread):
     """
 
     def __init__(self, listener: socket.socket, size: int, secret: str, period_s: float) -> None:
-        super().__init__(name="npu_keras-hub", daemon=True)
         self._listener = listener
         self._members = [_Member() for _ in range(size)]
         self._secret = secret
@@ -47,8 +46,12 @@ class Hub(threading.Thread):
         self._offers: dict[str, dict[int, Any]] = {}
         self._selector = selectors.DefaultSelector()
 
-    def run(self) -> None:
-        """Serves until every rank has come and gone."""
+    def start(self) -> None:
+        """Serves in a thread of its own, until every rank has come and gone."""
+        # Not a kind of `Thread`, whose private names change: `_handle` is one since Python 3.13.
+        threading.Thread(target=self._run, name="npu_keras-hub", daemon=True).start()
+
+    def _run(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         next_report = 0.0
         while any(member.state in ("absent", "here") or member.wire for member in self._members):

@@ -85,6 +85,20 @@ class TestIndexedSlices:
     def test_float16_rows_are_added_in_float32(self):
         assert found(EXACT, slices([[6e4], [6e4]], [7, 7], dtype="float16"))[0] is False
 
+    def test_float16_rows_beside_an_overflow_are_none(self):
+        rows = slices([[40000.0], [40000.0]], [3, 3], dtype="float16")
+        assert found(EXACT, rows, tf.constant(INF)) == (True, [0, 1], [0, 0])
+
+    def test_rows_of_complex_numbers(self):
+        """Real and imaginary parts are added up by themselves, over rows of one index."""
+        half = FLOAT32_MAX / 2
+        rows = slices([[complex(half, 1)], [complex(half, 1)]], [3, 3], dtype="complex64")
+        apart = slices([[complex(half, half)], [complex(half, half)]], [3, 4], dtype="complex64")
+        check = OverflowCheck("saturation", "float32")
+        assert found(check, rows) == (True, [1], [0])
+        assert found(check, apart) == (False, [0], [0])
+        assert found(EXACT, slices([[1 + 0j], [complex(1, NAN)]], [3, 3], dtype="complex64"))[0]
+
     def test_no_rows(self):
         empty = tf.IndexedSlices(tf.zeros((0, 2)), tf.zeros((0,), tf.int64), tf.constant([9, 2]))
         assert found(EXACT, empty) == (False, [0], [0])
