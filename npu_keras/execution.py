@@ -145,44 +145,18 @@ class Fused(Branched):
         return [part for part in (dense, sparse) if part]
 
     def update(self, update: UnscaledUpdate, gradients: list[Gradient], scale: tf.Tensor) -> None:
-        """Calls `update(gradients, scale)`, compiled if XLA can do that well."""
+        """Calls `update(gradients, scale)`, compiled if XLA knows all of its operations."""
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             update(gradients, scale)
             return
         cluster = tf.function(update, jit_compile=True, autograph=False)
         traced = cluster.get_concrete_function(gradients, scale)
-        obstacle = self._obstacle(traced.graph)
-        if obstacle is None:
-            traced(*gradients, scale)
-        else:
-            logger.debug("The update is not fused: %s", obstacle)
-            update(gradients, scale)
-
-    def _obstacle(self, graph: tf.Graph) -> str | None:
-        unknown = unknown_to_xla(graph, self._device_type)
+        unknown = unknown_to_xla(traced.graph, self._device_type)
         if unknown:
-            return f"XLA cannot compile {', '.join(unknown)}"
-        norm = _reduction_of_variables(graph) if self._device_type == "CPU" else None
-        return norm and f"{norm} of what depends on weights or slots, which takes XLA longer"
-
-
-_REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm", "L2Loss"})
-
-
-def _reduction_of_variables(graph: tf.Graph) -> str | None:
-    """The type of an operation that reduces what comes of weights or slots, such as their norm.
-
-    On CPUs XLA reduces number by number, and works out anew for it what it will write afterwards.
-    Norms of gradients alone, as in clipping, cost less than fusing saves.
-    """
-    dependent = set()
-    for op in graph.get_operations():
-        tensors = [tensor for tensor in op.inputs if tensor.op.name in dependent]
-        if op.type in _REDUCTIONS and any(tensor.shape.rank != 0 for tensor in tensors):
-            return str(op.type)
-        if tensors or (op.type == "ReadVariableOp" and op.outputs[0].shape.rank != 0):
-            dependent.add(op.name)
-    return None
+            logger.debug("The update is not fused: XLA cannot compile %s", ", ".join(unknown))
+            update(gradients, scale)
+        else:
+            traced(*gradients, scale)
 
 
 class Masked(Branched):

@@ -119,25 +119,6 @@ def test_steps_of_tf_keras_are_fused_and_masked_too(fused, caplog):
             np.testing.assert_allclose(own, right, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("base", "settings", "reduced"),
-    [
-        (keras.optimizers.Lamb, {}, "Sum"),
-        (keras.optimizers.Adafactor, {}, "Mean"),
-        (keras.optimizers.Adam, {"clipnorm": 1.0}, None),
-        (keras.optimizers.AdamW, {"global_clipnorm": 1.0, "use_ema": True}, None),
-    ],
-)
-def test_norms_of_weights_are_not_fused_and_norms_of_gradients_are(
-    base, settings, reduced, fused, caplog
-):
-    caplog.set_level(logging.DEBUG, "npu_keras")
-    trained(scaled(base, learning_rate=0.1, **settings))
-    reason = f"The update is not fused: {reduced} of what depends on weights or slots"
-    assert len(caplog.messages) == (reduced is not None)
-    assert all(message.startswith(reason) for message in caplog.messages)
-
-
 @pytest.mark.parametrize(("rule", "xla"), [(OwnRule, False), (OwnRuleForXla, True)])
 def test_a_rule_that_cannot_be_compiled_or_masked_is_branched(rule, xla, fused, caplog):
     caplog.set_level(logging.DEBUG, "npu_keras")
