@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         tensorflow1.choose_graphs()
     here = cluster.find()
     if here.size > 1:
+        _make_room_for_waiting()
         from npu_keras import engines
 
         engines.find()  # some engines have to exist before the script's first tensor
@@ -58,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (AttributeError, ImportError) as error:
         tensorflow1.explain(error)
         raise
+
+
+def _make_room_for_waiting() -> None:
+    """Gives sessions more threads than a small machine has cores, if the user has set no number.
+
+    An optimizer that waits for other ranks holds one. Two of them on two cores would leave none to
+    whatever the other ranks are waiting for.
+    """
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(max(16, os.cpu_count() or 1)))
 
 
 def imports_keras(script: Path) -> bool:
