@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_keras.ascend import ops, scopes, sessions
-from npu_keras.ascend.__main__ import _tell_ranks
+from npu_keras.ascend.__main__ import _make_room_for_waiting, _tell_ranks
 from npu_keras.ascend.hardware import _told
 from npu_keras.cluster import Cluster, find
 
@@ -62,3 +62,13 @@ def test_scripts_that_read_ranks_from_the_environment():
     os.environ["CM_WORKER_SIZE"] = "2"
     _tell_ranks(place)
     assert "RANK_SIZE" not in os.environ
+
+
+@mock.patch.dict(os.environ)
+def test_there_is_room_for_optimizers_that_wait_unless_the_user_says_how_much():
+    os.environ.pop("TF_NUM_INTEROP_THREADS", None)
+    _make_room_for_waiting()
+    assert int(os.environ["TF_NUM_INTEROP_THREADS"]) >= 16
+    os.environ["TF_NUM_INTEROP_THREADS"] = "3"
+    _make_room_for_waiting()
+    assert os.environ["TF_NUM_INTEROP_THREADS"] == "3"
