@@ -13,7 +13,8 @@ import npu_keras
 pytestmark = [
     pytest.mark.tf,
     pytest.mark.skipif(
-        not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+        not hasattr(keras.optimizers, "MultiOptimizer"),
+        reason="needs MultiOptimizer, new in Keras 3.15",
     ),
 ]
 
